@@ -183,6 +183,7 @@ TESTED_BY = {
     "engine/parallel/mesh.c": "tests/test_mesh.c tests/blackbox/test_layouts.py",
     "engine/parallel/moving.c": "tests/test_mlp.c tests/blackbox/test_layouts.py",
     "engine/parallel/parallel.c": "tests/test_modes.c tests/blackbox/test_modes.py",
+    "engine/parallel/parallel_sizes.c": "tests/test_activations.c",
     "engine/parallel/plan.c": "tests/test_plan.c",
     "engine/parallel/plan_check.c": "tests/test_plan.c",
     "engine/parallel/plan_entry.c": "tests/test_plan.c tests/fuzz/fuzz_plans.c",

@@ -2,243 +2,10 @@
  * producer writes where the next collective reads, so nothing is copied on the way; what no
  * collective reads in place lies in one of two buffers, one for inputs and one for products. Every
  * rank takes part in every collective, even if it owns nothing: then its part is empty or zeros. */
-#include "engine/parallel/parallel.h"
-
-#include "engine/parallel/moving.h"
+#include "engine/parallel/parallel_state.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-struct parallel {
-    const struct flow *flow;
-    struct backend *b;
-    int32_t rank, rows_max;
-    struct groups groups;
-    struct redistribute *moves;
-    struct moving *moving;
-
-    const struct flow_phase *now; /* of this step */
-    const struct route *due; /* NULL, or how the addend is summed that parallel_norm is given */
-    struct extent rows;      /* cut where sequences have homes */
-    struct extent samples;   /* the sampled rows, which lie on the ranks of their rows: */
-    int64_t *cut;            /* [ranks + 1] where those of each piece of the rows begin */
-    int32_t *index;          /* [samples_max] rows of this rank that are sampled, on the device */
-    int32_t *index_host;     /* the same on the host, which finds them */
-
-    void *memory; /* all of the following */
-    float *input, *product, *sampled, *sums, *gate_up, *act;
-    float *delta;  /* of parallel_post_norm */
-    float *router; /* [rows, backend_route_logits] */
-    struct routing routing;
-};
-
-/* ---- sizes ---- */
-
-static const enum plan_part linears[] = {
-    PLAN_QKV, PLAN_O, PLAN_GATE_UP, PLAN_DOWN, PLAN_DENSE_GATE_UP, PLAN_DENSE_DOWN};
-
-/* An upper bound of the rows of a step of this form, for sizes: as many in every home as the
- * fullest can have, rounded up so that all splits are even. No rank's part of a smaller step is
- * larger than its part of this. 0 when no step has the form. */
-static int32_t most_rows(const struct flow *f, enum plan_phase phase, int32_t rows_max)
-{
-    const int32_t n = mesh_ranks(&f->mesh), few = f->prefill_rows - 1;
-    const int32_t home_rows = flow_home_rows(f, rows_max);
-    int32_t rows = rows_max < few ? rows_max : few;
-    if (phase == PLAN_PREFILL)
-        rows = rows_max > few ? rows_max : 0;
-    rows = flow_homes(f) * (rows < home_rows ? rows : home_rows);
-    return (rows + n - 1) / n * n;
-}
-
-static struct view part_view(const struct flow *f, int32_t rank, const struct matrix *x,
-                             const struct spread *s, float *data)
-{
-    return view_f32(data, (int32_t)span_len(redistribute_held(&f->mesh, x, s, SPREAD_ROWS, rank)),
-                    (int32_t)span_len(redistribute_held(&f->mesh, x, s, SPREAD_COLS, rank)));
-}
-
-static size_t part_size(const struct flow *f, int32_t rank, int32_t rows, struct extent cols,
-                        const struct spread *s)
-{
-    const struct matrix x = flow_matrix(rows, cols);
-    const struct view v = part_view(f, rank, &x, s, NULL);
-    return (size_t)v.rows * (size_t)v.cols;
-}
-
-static size_t larger(size_t a, size_t b)
-{
-    return a > b ? a : b;
-}
-
-size_t parallel_rest_size(const struct flow *f, int32_t rank, int32_t rows_max)
-{
-    size_t most = 0;
-    for (int32_t i = 0; i < PLAN_PHASES; i++)
-        most = larger(most, part_size(f, rank, most_rows(f, (enum plan_phase)i, rows_max),
-                                      f->hidden, &f->phase[i].rest));
-    return most;
-}
-
-static void measure(const struct flow *f, int32_t rows, struct extent cols, const struct route *r,
-                    struct redistribute_sizes *sizes)
-{
-    const struct matrix x = flow_matrix(rows, cols);
-    redistribute_measure(&f->mesh, &x, r, sizes);
-}
-
-/* The same for sampled rows, which may all lie on one rank. */
-static void measure_samples(const struct flow *f, const struct flow_phase *p, int32_t samples,
-                            struct extent cols, const struct route *r,
-                            struct redistribute_sizes *sizes)
-{
-    int64_t cut[COMM_RANKS_MAX + 1] = {0};
-    const int32_t pieces = spread_pieces(&f->mesh, &p->rest, SPREAD_ROWS);
-    for (int32_t i = 1; i <= pieces; i++)
-        cut[i] = samples;
-    const struct extent rows = {.units = samples, .unit = 1, .pieces = pieces, .cut = cut};
-    const struct matrix x = {{rows, cols}};
-    redistribute_measure(&f->mesh, &x, r, sizes);
-}
-
-static struct redistribute_sizes moves_sizes(const struct flow *f, int32_t rows_max,
-                                             int32_t samples_max)
-{
-    struct redistribute_sizes s = {0};
-    const struct extent one = {.units = 1, .unit = 1};
-    for (int32_t i = 0; i < PLAN_PHASES; i++) {
-        const struct flow_phase *p = &f->phase[i];
-        const int32_t rows = most_rows(f, (enum plan_phase)i, rows_max);
-        const struct flow_linear *embed = &p->linear[PLAN_EMBED], *head = &p->linear[PLAN_HEAD];
-        if (rows == 0)
-            continue;
-        measure(f, rows, embed->out, &embed->after, &s);
-        measure(f, rows, one, &p->sums, &s);
-        for (size_t k = 0; k < ARRAY_LEN(linears); k++) {
-            const struct flow_linear *l = &p->linear[linears[k]];
-            measure(f, rows, l->in, &l->before, &s);
-            measure(f, rows, l->out, &l->after, &s);
-        }
-        measure_samples(f, p, samples_max, head->in, &head->before, &s);
-        measure_samples(f, p, samples_max, head->out, &head->after, &s);
-        measure(f, samples_max, head->out, &f->whole, &s);
-    }
-    return s;
-}
-
-static struct moving_sizes moving_sizes(const struct flow *f, int32_t rows_max)
-{
-    struct moving_sizes s = {0};
-    const int32_t rows = most_rows(f, PLAN_PREFILL, rows_max);
-    for (size_t k = 0; k < ARRAY_LEN(linears); k++) {
-        const struct flow_linear *l = &f->phase[PLAN_PREFILL].linear[linears[k]];
-        for (int32_t rank = 0; rank < mesh_ranks(&f->mesh); rank++) {
-            const struct weight_spec whole = flow_weight(f, linears[k], rank);
-            const struct weight_spec part = flow_stored(f, linears[k], rank);
-            if (l->summa && rows > 0) {
-                s.summa.weight_bytes = larger(s.summa.weight_bytes, f->ops->weight_bytes(&whole));
-                s.summa.rounds =
-                    f->mesh.axis[f->choice[linears[k]].weight.axis[SPREAD_COLS][0]].size;
-                s.summa.x = larger(s.summa.x, part_size(f, rank, rows, l->in, &l->uses));
-                s.summa.y = larger(s.summa.y, part_size(f, rank, rows, l->out, &l->product));
-            }
-            if (l->gathered) {
-                s.gathered.part_bytes = larger(s.gathered.part_bytes, f->ops->weight_bytes(&part));
-                s.gathered.whole_bytes =
-                    larger(s.gathered.whole_bytes, f->ops->weight_bytes(&whole));
-            }
-        }
-    }
-    return s;
-}
-
-size_t parallel_arena_bytes(const struct flow *f, int32_t rows_max, int32_t samples_max)
-{
-    const struct redistribute_sizes moves = moves_sizes(f, rows_max, samples_max);
-    const struct moving_sizes moving = moving_sizes(f, rows_max);
-    return redistribute_arena_bytes(&moves) + moving_arena_bytes(&moving);
-}
-
-/* Gives out 64-byte aligned pieces; counts only while base is NULL. */
-static float *carve(char *base, size_t *used, size_t elements)
-{
-    float *at = base ? (float *)(void *)(base + *used) : NULL;
-    *used += base_align(elements * sizeof(float), 64);
-    return at;
-}
-
-/* Is something made of what O and the MLP give, before it is added? */
-static bool makes_delta(const struct flow *f)
-{
-    return f->post_norms || f->o_bias || f->scaled;
-}
-
-/* But for the corrections, which each layer has. */
-static struct routing_rules rules_of(const struct mixture_config *x)
-{
-    return (struct routing_rules){.sigmoid = x->kind == MIXTURE_GLM,
-                                  .among = x->among,
-                                  .scale = x->scale,
-                                  .shared = x->shared,
-                                  .gated = x->kind == MIXTURE_QWEN2};
-}
-
-/* Returns the bytes taken. */
-static size_t carve_all(struct parallel *p, const struct flow *f, int32_t rank, int32_t rows_max,
-                        int32_t samples_max, char *base)
-{
-    size_t input = 0, product = 0, sampled = 0, blocks = 0, delta = 0, used = 0;
-    for (int32_t i = 0; i < PLAN_PHASES; i++) {
-        const struct flow_phase *phase = &f->phase[i];
-        const struct flow_linear *head = &phase->linear[PLAN_HEAD], *l = NULL;
-        const int32_t rows = most_rows(f, (enum plan_phase)i, rows_max);
-        if (rows == 0)
-            continue;
-        for (size_t k = 0; k < ARRAY_LEN(linears); k++) {
-            l = &phase->linear[linears[k]];
-            input = larger(input, part_size(f, rank, rows, l->in, &l->before.from));
-            product = larger(product, part_size(f, rank, rows, l->out, &l->product));
-        }
-        const size_t table =
-            part_size(f, rank, rows, f->hidden, &phase->linear[PLAN_EMBED].product);
-        const size_t logits = part_size(f, rank, samples_max, head->out, &head->product);
-        product = larger(product, larger(table, logits));
-        const struct matrix x = flow_matrix(0, f->hidden);
-        const struct view rest = part_view(f, rank, &x, &phase->rest, NULL);
-        sampled = larger(sampled, (size_t)samples_max * (size_t)rest.cols);
-        if (makes_delta(f))
-            delta = larger(delta, part_size(f, rank, rows, f->hidden, &phase->rest));
-        l = &phase->linear[PLAN_GATE_UP];
-        if (!spread_equal(&l->after.to, &f->mlp))
-            blocks = larger(blocks, part_size(f, rank, rows, l->out, &l->after.to));
-    }
-    p->input = carve(base, &used, input);
-    p->product = carve(base, &used, product);
-    p->sampled = carve(base, &used, sampled);
-    p->sums = carve(base, &used, (size_t)rows_max);
-    p->gate_up = carve(base, &used, blocks);
-    p->act = carve(base, &used, blocks);
-    p->delta = carve(base, &used, delta);
-    p->index = (int32_t *)(void *)carve(base, &used, (size_t)samples_max);
-    const int32_t experts = mixture_experts(&f->mixture), chosen = mixture_chosen(&f->mixture);
-    const struct routing_rules rules = rules_of(&f->mixture);
-    const size_t pairs = (size_t)rows_max * (size_t)chosen;
-    p->router =
-        carve(base, &used, (size_t)rows_max * (size_t)backend_route_logits(experts, &rules));
-    p->routing = (struct routing){experts, chosen, (int32_t *)(void *)carve(base, &used, pairs),
-                                  carve(base, &used, pairs)};
-    return used;
-}
-
-size_t parallel_local_bytes(const struct flow *f, int32_t rank, int32_t rows_max,
-                            int32_t samples_max)
-{
-    struct parallel sizes = {0};
-    const struct redistribute_sizes moves = moves_sizes(f, rows_max, samples_max);
-    const struct moving_sizes moving = moving_sizes(f, rows_max);
-    return carve_all(&sizes, f, rank, rows_max, samples_max, NULL) +
-           2 * base_align(moves.local * sizeof(float) + 1, 64) + moving_local_bytes(&moving);
-}
 
 /* ---- open and close ---- */
 
@@ -254,7 +21,7 @@ enum status parallel_open(const struct flow *f, struct backend *b, struct comm *
     p->b = b;
     p->rank = c->rank;
     p->rows_max = rows_max;
-    const size_t bytes = carve_all(p, f, c->rank, rows_max, samples_max, NULL);
+    const size_t bytes = parallel_carve(p, f, c->rank, rows_max, samples_max, NULL);
     p->memory = b->ops->alloc(b, bytes);
     p->cut = calloc((size_t)c->ranks + 1, sizeof *p->cut);
     p->index_host = calloc((size_t)samples_max + 1, sizeof *p->index_host);
@@ -262,9 +29,9 @@ enum status parallel_open(const struct flow *f, struct backend *b, struct comm *
         st = base_fail(err, ERR_NOMEM, "parallel layer: no memory for %zu bytes", bytes);
         goto out;
     }
-    carve_all(p, f, c->rank, rows_max, samples_max, p->memory);
-    const struct redistribute_sizes moves = moves_sizes(f, rows_max, samples_max);
-    const struct moving_sizes moving = moving_sizes(f, rows_max);
+    parallel_carve(p, f, c->rank, rows_max, samples_max, p->memory);
+    const struct redistribute_sizes moves = parallel_move_sizes(f, rows_max, samples_max);
+    const struct moving_sizes moving = parallel_moving_sizes(f, rows_max);
     TRY(groups_open(&f->mesh, c, stats, &p->groups, err));
     TRY(redistribute_open(&p->groups, b, &moves, &p->moves, err));
     TRY(moving_open(&p->groups, b, &moving, &p->moving, err));
@@ -319,20 +86,10 @@ void parallel_weight_close(struct parallel_weight *w)
 
 /* ---- a step ---- */
 
-static bool moves_weights(const struct flow *f)
-{
-    bool moves = false;
-    for (int32_t i = 0; i < PLAN_PHASES; i++)
-        for (size_t k = 0; k < ARRAY_LEN(linears); k++)
-            moves = moves || f->phase[i].linear[linears[k]].summa ||
-                    f->phase[i].linear[linears[k]].gathered;
-    return moves;
-}
-
 bool parallel_is_recordable(const struct parallel *p)
 {
     const struct flow_phase *phase = p->flow->phase;
-    return !moves_weights(p->flow) && phase[PLAN_DECODE].rest.count[SPREAD_ROWS] == 0 &&
+    return !parallel_moves_weights(p->flow) && phase[PLAN_DECODE].rest.count[SPREAD_ROWS] == 0 &&
            phase[PLAN_PREFILL].rest.count[SPREAD_ROWS] == 0 && flow_homes(p->flow) == 1;
 }
 
@@ -359,7 +116,7 @@ struct span parallel_attended(const struct parallel *p)
 static struct view part_of(const struct parallel *p, const struct matrix *x, const struct spread *s,
                            float *data)
 {
-    return part_view(p->flow, p->rank, x, s, data);
+    return parallel_part(p->flow, p->rank, x, s, data);
 }
 
 /* Where to write a part that a route starts from: where its first collective reads, if it does. */
@@ -547,7 +304,7 @@ static enum status finish(struct parallel *p, enum plan_part part, const struct 
 {
     const struct route *after = &p->now->linear[part].after;
     const bool added = part == PLAN_O || part == PLAN_DOWN || part == PLAN_DENSE_DOWN;
-    if (!added || makes_delta(p->flow) || !redistribute_has_norm(p->moves, out, after))
+    if (!added || parallel_makes_delta(p->flow) || !redistribute_has_norm(p->moves, out, after))
         return move(p, out, after, product.data, y, err);
     p->due = after;
     *y = product;
@@ -572,7 +329,7 @@ static enum dtype product_type(struct parallel *p, int32_t rows, struct parallel
     const bool added = w.part == PLAN_O || w.part == PLAN_DOWN;
     if (!stays || f->mixture.experts > 0 || w.part == PLAN_HEAD ||
         (w.part == PLAN_GATE_UP && blocks_of(p, l) > 1) ||
-        (added && (makes_delta(f) || is_split(p))))
+        (added && (parallel_makes_delta(f) || is_split(p))))
         return DTYPE_F32;
     return p->b->ops->linear_out(p->b, w.local, rows);
 }
@@ -616,7 +373,7 @@ enum status parallel_route(struct parallel *p, struct cview *used, struct routin
     const struct matrix in = of_step(p, l->in);
     struct view whole;
     TRY(move(p, &in, &l->before, n.data, &whole, err));
-    struct routing_rules rules = rules_of(&p->flow->mixture);
+    struct routing_rules rules = parallel_rules(&p->flow->mixture);
     rules.correction = router->correction;
     const struct view logits =
         view_f32(p->router, whole.rows, backend_route_logits(p->routing.experts, &rules));

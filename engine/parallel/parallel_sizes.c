@@ -1,0 +1,202 @@
+/* DESIGN: sizes follow from the flow alone, so they are planned before there is a rank. They are those
+ * of the largest step of each form: no rank's part of a smaller one is larger. */
+#include "engine/parallel/parallel_state.h"
+
+static const enum plan_part linears[] = {
+    PLAN_QKV, PLAN_O, PLAN_GATE_UP, PLAN_DOWN, PLAN_DENSE_GATE_UP, PLAN_DENSE_DOWN};
+
+bool parallel_moves_weights(const struct flow *f)
+{
+    bool moves = false;
+    for (int32_t i = 0; i < PLAN_PHASES; i++)
+        for (size_t k = 0; k < ARRAY_LEN(linears); k++)
+            moves = moves || f->phase[i].linear[linears[k]].summa ||
+                    f->phase[i].linear[linears[k]].gathered;
+    return moves;
+}
+
+/* An upper bound of the rows of a step of this form, for sizes: as many in every home as the
+ * fullest can have, rounded up so that all splits are even. No rank's part of a smaller step is
+ * larger than its part of this. 0 when no step has the form. */
+static int32_t most_rows(const struct flow *f, enum plan_phase phase, int32_t rows_max)
+{
+    const int32_t n = mesh_ranks(&f->mesh), few = f->prefill_rows - 1;
+    const int32_t home_rows = flow_home_rows(f, rows_max);
+    int32_t rows = rows_max < few ? rows_max : few;
+    if (phase == PLAN_PREFILL)
+        rows = rows_max > few ? rows_max : 0;
+    rows = flow_homes(f) * (rows < home_rows ? rows : home_rows);
+    return (rows + n - 1) / n * n;
+}
+
+struct view parallel_part(const struct flow *f, int32_t rank, const struct matrix *x,
+                          const struct spread *s, float *data)
+{
+    return view_f32(data, (int32_t)span_len(redistribute_held(&f->mesh, x, s, SPREAD_ROWS, rank)),
+                    (int32_t)span_len(redistribute_held(&f->mesh, x, s, SPREAD_COLS, rank)));
+}
+
+static size_t part_size(const struct flow *f, int32_t rank, int32_t rows, struct extent cols,
+                        const struct spread *s)
+{
+    const struct matrix x = flow_matrix(rows, cols);
+    const struct view v = parallel_part(f, rank, &x, s, NULL);
+    return (size_t)v.rows * (size_t)v.cols;
+}
+
+static size_t larger(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+size_t parallel_rest_size(const struct flow *f, int32_t rank, int32_t rows_max)
+{
+    size_t most = 0;
+    for (int32_t i = 0; i < PLAN_PHASES; i++)
+        most = larger(most, part_size(f, rank, most_rows(f, (enum plan_phase)i, rows_max),
+                                      f->hidden, &f->phase[i].rest));
+    return most;
+}
+
+static void measure(const struct flow *f, int32_t rows, struct extent cols, const struct route *r,
+                    struct redistribute_sizes *sizes)
+{
+    const struct matrix x = flow_matrix(rows, cols);
+    redistribute_measure(&f->mesh, &x, r, sizes);
+}
+
+/* The same for sampled rows, which may all lie on one rank. */
+static void measure_samples(const struct flow *f, const struct flow_phase *p, int32_t samples,
+                            struct extent cols, const struct route *r,
+                            struct redistribute_sizes *sizes)
+{
+    int64_t cut[COMM_RANKS_MAX + 1] = {0};
+    const int32_t pieces = spread_pieces(&f->mesh, &p->rest, SPREAD_ROWS);
+    for (int32_t i = 1; i <= pieces; i++)
+        cut[i] = samples;
+    const struct extent rows = {.units = samples, .unit = 1, .pieces = pieces, .cut = cut};
+    const struct matrix x = {{rows, cols}};
+    redistribute_measure(&f->mesh, &x, r, sizes);
+}
+
+struct redistribute_sizes parallel_move_sizes(const struct flow *f, int32_t rows_max,
+                                              int32_t samples_max)
+{
+    struct redistribute_sizes s = {0};
+    const struct extent one = {.units = 1, .unit = 1};
+    for (int32_t i = 0; i < PLAN_PHASES; i++) {
+        const struct flow_phase *p = &f->phase[i];
+        const int32_t rows = most_rows(f, (enum plan_phase)i, rows_max);
+        const struct flow_linear *embed = &p->linear[PLAN_EMBED], *head = &p->linear[PLAN_HEAD];
+        if (rows == 0)
+            continue;
+        measure(f, rows, embed->out, &embed->after, &s);
+        measure(f, rows, one, &p->sums, &s);
+        for (size_t k = 0; k < ARRAY_LEN(linears); k++) {
+            const struct flow_linear *l = &p->linear[linears[k]];
+            measure(f, rows, l->in, &l->before, &s);
+            measure(f, rows, l->out, &l->after, &s);
+        }
+        measure_samples(f, p, samples_max, head->in, &head->before, &s);
+        measure_samples(f, p, samples_max, head->out, &head->after, &s);
+        measure(f, samples_max, head->out, &f->whole, &s);
+    }
+    return s;
+}
+
+struct moving_sizes parallel_moving_sizes(const struct flow *f, int32_t rows_max)
+{
+    struct moving_sizes s = {0};
+    const int32_t rows = most_rows(f, PLAN_PREFILL, rows_max);
+    for (size_t k = 0; k < ARRAY_LEN(linears); k++) {
+        const struct flow_linear *l = &f->phase[PLAN_PREFILL].linear[linears[k]];
+        for (int32_t rank = 0; rank < mesh_ranks(&f->mesh); rank++) {
+            const struct weight_spec whole = flow_weight(f, linears[k], rank);
+            const struct weight_spec part = flow_stored(f, linears[k], rank);
+            if (l->summa && rows > 0) {
+                s.summa.weight_bytes = larger(s.summa.weight_bytes, f->ops->weight_bytes(&whole));
+                s.summa.rounds =
+                    f->mesh.axis[f->choice[linears[k]].weight.axis[SPREAD_COLS][0]].size;
+                s.summa.x = larger(s.summa.x, part_size(f, rank, rows, l->in, &l->uses));
+                s.summa.y = larger(s.summa.y, part_size(f, rank, rows, l->out, &l->product));
+            }
+            if (l->gathered) {
+                s.gathered.part_bytes = larger(s.gathered.part_bytes, f->ops->weight_bytes(&part));
+                s.gathered.whole_bytes =
+                    larger(s.gathered.whole_bytes, f->ops->weight_bytes(&whole));
+            }
+        }
+    }
+    return s;
+}
+
+size_t parallel_arena_bytes(const struct flow *f, int32_t rows_max, int32_t samples_max)
+{
+    const struct redistribute_sizes moves = parallel_move_sizes(f, rows_max, samples_max);
+    const struct moving_sizes moving = parallel_moving_sizes(f, rows_max);
+    return redistribute_arena_bytes(&moves) + moving_arena_bytes(&moving);
+}
+
+/* Gives out 64-byte aligned pieces; counts only while base is NULL. */
+static float *carve(char *base, size_t *used, size_t elements)
+{
+    float *at = base ? (float *)(void *)(base + *used) : NULL;
+    *used += base_align(elements * sizeof(float), 64);
+    return at;
+}
+
+size_t parallel_carve(struct parallel *p, const struct flow *f, int32_t rank, int32_t rows_max,
+                      int32_t samples_max, char *base)
+{
+    size_t input = 0, product = 0, sampled = 0, blocks = 0, delta = 0, used = 0;
+    for (int32_t i = 0; i < PLAN_PHASES; i++) {
+        const struct flow_phase *phase = &f->phase[i];
+        const struct flow_linear *head = &phase->linear[PLAN_HEAD], *l = NULL;
+        const int32_t rows = most_rows(f, (enum plan_phase)i, rows_max);
+        if (rows == 0)
+            continue;
+        for (size_t k = 0; k < ARRAY_LEN(linears); k++) {
+            l = &phase->linear[linears[k]];
+            input = larger(input, part_size(f, rank, rows, l->in, &l->before.from));
+            product = larger(product, part_size(f, rank, rows, l->out, &l->product));
+        }
+        const size_t table =
+            part_size(f, rank, rows, f->hidden, &phase->linear[PLAN_EMBED].product);
+        const size_t logits = part_size(f, rank, samples_max, head->out, &head->product);
+        product = larger(product, larger(table, logits));
+        const struct matrix x = flow_matrix(0, f->hidden);
+        const struct view rest = parallel_part(f, rank, &x, &phase->rest, NULL);
+        sampled = larger(sampled, (size_t)samples_max * (size_t)rest.cols);
+        if (parallel_makes_delta(f))
+            delta = larger(delta, part_size(f, rank, rows, f->hidden, &phase->rest));
+        l = &phase->linear[PLAN_GATE_UP];
+        if (!spread_equal(&l->after.to, &f->mlp))
+            blocks = larger(blocks, part_size(f, rank, rows, l->out, &l->after.to));
+    }
+    p->input = carve(base, &used, input);
+    p->product = carve(base, &used, product);
+    p->sampled = carve(base, &used, sampled);
+    p->sums = carve(base, &used, (size_t)rows_max);
+    p->gate_up = carve(base, &used, blocks);
+    p->act = carve(base, &used, blocks);
+    p->delta = carve(base, &used, delta);
+    p->index = (int32_t *)(void *)carve(base, &used, (size_t)samples_max);
+    const int32_t experts = mixture_experts(&f->mixture), chosen = mixture_chosen(&f->mixture);
+    const struct routing_rules rules = parallel_rules(&f->mixture);
+    const size_t pairs = (size_t)rows_max * (size_t)chosen;
+    p->router =
+        carve(base, &used, (size_t)rows_max * (size_t)backend_route_logits(experts, &rules));
+    p->routing = (struct routing){experts, chosen, (int32_t *)(void *)carve(base, &used, pairs),
+                                  carve(base, &used, pairs)};
+    return used;
+}
+
+size_t parallel_local_bytes(const struct flow *f, int32_t rank, int32_t rows_max,
+                            int32_t samples_max)
+{
+    struct parallel sizes = {0};
+    const struct redistribute_sizes moves = parallel_move_sizes(f, rows_max, samples_max);
+    const struct moving_sizes moving = parallel_moving_sizes(f, rows_max);
+    return parallel_carve(&sizes, f, rank, rows_max, samples_max, NULL) +
+           2 * base_align(moves.local * sizeof(float) + 1, 64) + moving_local_bytes(&moving);
+}
