@@ -1,5 +1,5 @@
-/* DESIGN: sizes follow from the flow alone, so they are planned before there is a rank. They are those
- * of the largest step of each form: no rank's part of a smaller one is larger. */
+/* DESIGN: sizes follow from the flow alone, so they are planned before there is a rank. They are
+ * those of the largest step of each form: no rank's part of a smaller one is larger. */
 #include "engine/parallel/parallel_state.h"
 
 static const enum plan_part linears[] = {
