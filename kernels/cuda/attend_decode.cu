@@ -329,7 +329,7 @@ DEVICE void attend_part(struct known<L> &k, typename L::E *rings, const struct a
     struct parts q[L::STEPS], x = {};
     struct state<L> s;
     float back[2];
-    /* What the kernel before writes of keys and values is in the row's last cache block only. */
+    /* What this step writes of keys and values is in the row's last cache block only. */
     const bool early = a.early && block_of<L>(p, (L::HALVES - 1) / 2) < p.blocks - 1;
     if (!early)
         launch_wait();

@@ -350,7 +350,7 @@ __global__ void __launch_bounds__(WARPS *WARP, RESIDENT<F, GROUPS, Which, ALIGNE
     int32_t pair[GROUPS] = {};
     launch_release();
     const auto &p = product_here(all, which, pair, memory);
-    if (p.rows == 0)
+    if (p.rows == 0) /* of a mixture, for which this has waited */
         return;
     float sum[GROUPS][OUTPUTS * 2] = {};
     /* The lane's first column of a step; the next one of the warp's turn is ROUND on. */
