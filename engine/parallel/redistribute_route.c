@@ -38,8 +38,6 @@ static double local_size(const struct search *s, const struct spread *at)
 static double cost_of(const struct search *s, const struct move *v)
 {
     const double n = s->mesh->axis[v->axis].size, others = (n - 1) / n;
-    if (n == 1) /* trace leaves it out */
-        return 0;
     switch (v->kind) {
     case MOVE_REDUCE:
         return LATENCY_ELEMENTS + 2 * others * local_size(s, &v->before);
@@ -104,6 +102,8 @@ static void expand(struct search *s, int32_t from)
 {
     const struct spread at = s->state[from].at;
     for (int32_t axis = 0; axis < s->mesh->axes; axis++) {
+        if (s->mesh->axis[axis].size == 1) /* no spread here has it */
+            continue;
         int32_t dim = 0, place = 0;
         const bool addend = s->to.partial >> axis & 1;
         const struct spread copy = spread_copy(at, axis);
@@ -138,27 +138,30 @@ static int32_t nearest(const struct search *s)
     return best;
 }
 
-static bool is_idle(const struct search *s, const struct state *state)
-{
-    return s->mesh->axis[state->move.axis].size == 1;
-}
-
 static void trace(const struct search *s, int32_t at, struct route *out)
 {
     int32_t count = 0;
     for (int32_t i = at; s->state[i].via >= 0; i = s->state[i].via)
-        count += !is_idle(s, &s->state[i]);
+        count++;
     CHECK(count <= REDISTRIBUTE_MOVES_MAX);
-    *out = (struct route){.from = s->state[0].at, .to = s->to, .count = count};
-    for (int32_t i = at; s->state[i].via >= 0; i = s->state[i].via)
-        if (!is_idle(s, &s->state[i]))
-            out->move[--count] = s->state[i].move;
+    *out = (struct route){.count = count};
+    for (int32_t i = at; count > 0; i = s->state[i].via)
+        out->move[--count] = s->state[i].move;
+}
+
+/* Along an axis of one rank a part is the whole, and an addend the sum. */
+static struct spread without_idle(const struct mesh *m, struct spread s)
+{
+    for (int32_t axis = 0; axis < m->axes; axis++)
+        if (m->axis[axis].size == 1)
+            s = spread_copy(s, axis);
+    return s;
 }
 
 enum status redistribute_route(const struct mesh *m, const struct matrix *x, struct spread from,
                                struct spread to, struct route *out, struct err *err)
 {
-    struct search s = {.mesh = m, .x = x, .to = to, .count = 1};
+    struct search s = {.mesh = m, .x = x, .to = without_idle(m, to), .count = 1};
     int32_t dim, place, at;
     for (int32_t axis = 0; axis < m->axes; axis++)
         if (spread_along(&from, axis, &dim, &place) == SPREAD_SHARD && to.partial >> axis & 1)
@@ -166,13 +169,15 @@ enum status redistribute_route(const struct mesh *m, const struct matrix *x, str
                              "a matrix sharded along axis %s cannot become partial there: a part "
                              "is not an addend",
                              m->axis[axis].name);
-    s.state[0] = (struct state){.at = from, .via = -1};
-    while ((at = nearest(&s)) >= 0 && !spread_equal(&s.state[at].at, &to)) {
+    s.state[0] = (struct state){.at = without_idle(m, from), .via = -1};
+    while ((at = nearest(&s)) >= 0 && !spread_equal(&s.state[at].at, &s.to)) {
         s.state[at].done = true;
         expand(&s, at);
     }
     CHECK(at >= 0); /* copies everywhere lead anywhere */
     trace(&s, at, out);
+    out->from = from;
+    out->to = to;
     return OK;
 }
 

@@ -146,13 +146,15 @@ def election_bytes(row_places, ranks):
 
 def step_bytes(shape, ranks, rank, rows, sampled, elem_size=4,
                oneshot_max_bytes=ONESHOT_MAX_BYTES):
-    """One step of `rows` tokens: operation -> (calls, bytes received in all of its calls)."""
+    """One step of `rows` tokens: operation -> (calls, bytes received in all of its calls).  A
+    single rank calls nobody."""
+    calls = 1 if ranks > 1 else 0
     one = all_reduce_bytes(rows * shape.hidden, ranks, rank, elem_size, oneshot_max_bytes)
     gather = logits_gather_bytes(sampled, shape.vocab, ranks, rank, elem_size)
     return {
-        "embedding all_reduce": (1, one),
-        "layer all_reduce": (2 * shape.layers, 2 * shape.layers * one),
-        "logits all_gather": (1, gather),
+        "embedding all_reduce": (calls, one),
+        "layer all_reduce": (calls * 2 * shape.layers, 2 * shape.layers * one),
+        "logits all_gather": (calls, gather),
     }
 
 
