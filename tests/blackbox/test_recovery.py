@@ -184,11 +184,16 @@ class Hung:
         self.pool = concurrent.futures.ThreadPoolExecutor(1)
 
     def __enter__(self):
-        os.kill(self.server.ranks()[1], signal.SIGSTOP)
+        old = self.server.ranks()
+        os.kill(old[1], signal.SIGSTOP)
         self.reply = self.pool.submit(self.server.post, "/v1/completions",
                                       {"prompt": PROMPT, "max_tokens": 2})
         eventually(lambda: "starting the ranks again (1)" in self.server.log, 10, "loss noticed")
-        self.ranks = eventually(lambda: len(new := self.server.ranks()) == 2 and new, 5, "ranks")
+
+        def started():
+            new = self.server.ranks()
+            return len(new) == 2 and not set(old) & set(new) and new
+        self.ranks = eventually(started, 5, "ranks")
         for pid in self.ranks:
             os.kill(pid, signal.SIGSTOP)
         return self
