@@ -123,6 +123,21 @@ UNUSED static struct weight *made_part(struct backend *b, const struct weight_sp
 /* Up to here a device promises the bits of a row alone. */
 #define DEVICE_FEW_ROWS 16
 
+/* The same of one leaf. */
+static inline struct weight *made_whole(struct backend *b, int32_t out, int32_t in,
+                                        enum dtype dtype, int32_t scale_cols, void **storage)
+{
+    struct weight_spec spec = {.out = out, .in = in, .dtype = dtype, .leaves = 1, .cut = {0, in}};
+    spec.scale_cols = scale_cols;
+    return made(b, &spec, 7, put_dtype(dtype), 0, storage);
+}
+
+/* 32 bits each, of n elements. */
+static inline size_t words_of(size_t n, enum dtype dtype)
+{
+    return (n * dtype_size(dtype) + 3) / 4;
+}
+
 /* Six standard deviations of a sum of `in` products of these tests whose x are rounded: to 16 bits
  * for few rows, else to 8 (bf16) or 4 (E4M3: 2.6 % of an x, x 0.58 and weights 1.1 in root mean
  * square where the scale is largest). With bf16, and with integers, whose values are up to 2.5, ref

@@ -17,11 +17,6 @@ struct numbers {
     enum dtype dtype;
 };
 
-static size_t words_of(size_t n, enum dtype dtype)
-{
-    return (n * dtype_size(dtype) + 3) / 4;
-}
-
 static struct numbers empty(size_t n, enum dtype dtype)
 {
     return (struct numbers){guarded(words_of(n, dtype)), guarded(n), n, dtype};
@@ -101,20 +96,12 @@ static const struct in_case cases[] = {
     {270, 68, 40, DTYPE_U4, DTYPE_F32, BACKEND_GROUP},
 };
 
-static struct weight *weight_of(struct backend *b, const struct in_case *c, void **storage)
-{
-    struct weight_spec spec = {
-        .out = c->out, .in = c->in, .dtype = c->dtype, .leaves = 1, .cut = {0, c->in}};
-    spec.scale_cols = c->scale_cols;
-    return made(b, &spec, 7, put_dtype(c->dtype), 0, storage);
-}
-
 static void linear_case(struct backend *b, const struct in_case *c, bool narrow_too)
 {
     const size_t n = (size_t)c->rows * (size_t)c->out;
     char what[96];
     void *storage;
-    struct weight *w = weight_of(b, c, &storage);
+    struct weight *w = made_whole(b, c->out, c->in, c->dtype, c->scale_cols, &storage);
     const enum dtype named = b->ops->linear_in(b, w, c->rows);
     assert_int_equal(named, narrow_too ? c->factor : DTYPE_F32);
     snprintf(what, sizeof what, "linear of %dx%dx%d %s", c->rows, c->in, c->out,
@@ -362,7 +349,7 @@ static enum status linear_of(struct backend *b, int32_t rows, enum dtype weight,
     const struct in_case c = {rows, 16, 16, weight, x, 0};
     float from[20 * 16] = {0}, to[20 * 16];
     void *storage;
-    struct weight *w = weight_of(b, &c, &storage);
+    struct weight *w = made_whole(b, c.out, c.in, c.dtype, c.scale_cols, &storage);
     const enum status st =
         backend_linear(b, view_f32(to, rows, 16), (struct cview){from, x, rows, 16}, w, &err);
     b->ops->weight_close(w);

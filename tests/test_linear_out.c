@@ -13,11 +13,6 @@ static double roundoff(enum dtype dtype)
 
 static const double f16_small = 0x1p-25;
 
-static size_t words_of(size_t n, enum dtype dtype)
-{
-    return (n * dtype_size(dtype) + 3) / 4;
-}
-
 static void widened(float *to, const void *from, enum dtype dtype, size_t n)
 {
     for (size_t i = 0; i < n; i++)
@@ -62,20 +57,12 @@ static const struct out_case cases[] = {
     {257, 96, 33, DTYPE_F4_E2M1, DTYPE_BF16, BACKEND_GROUP},
 };
 
-static struct weight *weight_of(struct backend *b, const struct out_case *c, void **storage)
-{
-    struct weight_spec spec = {
-        .out = c->out, .in = c->in, .dtype = c->dtype, .leaves = 1, .cut = {0, c->in}};
-    spec.scale_cols = c->scale_cols;
-    return made(b, &spec, 7, put_dtype(c->dtype), 0, storage);
-}
-
 /* In that type, then widened. */
 static void multiply(struct backend *b, const struct out_case *c, enum dtype dtype, float *out)
 {
     const size_t n = (size_t)c->rows * (size_t)c->out, x_words = (size_t)c->rows * (size_t)c->in;
     void *storage;
-    struct weight *w = weight_of(b, c, &storage);
+    struct weight *w = made_whole(b, c->out, c->in, c->dtype, c->scale_cols, &storage);
     float *x = generated(3, x_words);
     void *y = guarded(words_of(n, dtype));
     const struct cview from = {x, DTYPE_F32, c->rows, c->in};
@@ -90,7 +77,7 @@ static void multiply(struct backend *b, const struct out_case *c, enum dtype dty
 static enum dtype asked(struct backend *b, const struct out_case *c)
 {
     void *storage;
-    struct weight *w = weight_of(b, c, &storage);
+    struct weight *w = made_whole(b, c->out, c->in, c->dtype, c->scale_cols, &storage);
     const enum dtype dtype = b->ops->linear_out(b, w, c->rows);
     b->ops->weight_close(w);
     free(storage);
@@ -178,7 +165,7 @@ static void expect_refused(struct backend *b, int32_t rows, enum dtype weight, e
     const struct out_case c = {rows, 16, 16, weight, y, 0};
     float x[20 * 16] = {0}, to[20 * 16];
     void *storage;
-    struct weight *w = weight_of(b, &c, &storage);
+    struct weight *w = made_whole(b, c.out, c.in, c.dtype, c.scale_cols, &storage);
     const struct cview from = {x, DTYPE_F32, rows, 16};
     assert_int_equal(backend_linear(b, (struct view){to, y, rows, 16}, from, w, &err),
                      ERR_INTERNAL);
