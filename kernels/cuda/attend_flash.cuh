@@ -56,15 +56,17 @@ DEVICE struct run run_of(const struct rows &rows, int32_t begin, int32_t past)
     return r;
 }
 
-/* attend_heads_before by a warp. */
-DEVICE int32_t heads_before(const struct attend_args &a, int32_t kv_head)
+/* attend_heads_of by a warp. */
+DEVICE struct attend_heads heads_of(const struct attend_args &a, int32_t kv_head)
 {
-    int32_t count = 0;
+    struct attend_heads heads = {0, 0};
     for (int32_t first = 0; first < a.heads; first += WARP) {
         const int32_t h = first + (int32_t)threadIdx.x % WARP;
-        count += __popc(__ballot_sync(ALL_LANES, h < a.heads && a.kv_of[h] < kv_head));
+        const int32_t kv = h < a.heads ? a.kv_of[h] : INT32_MAX;
+        heads.first += __popc(__ballot_sync(ALL_LANES, kv < kv_head));
+        heads.past += __popc(__ballot_sync(ALL_LANES, kv <= kv_head));
     }
-    return count;
+    return heads;
 }
 
 /* The block's threads call; they find the same runs. */
@@ -74,8 +76,7 @@ DEVICE void find_runs(struct runs<ROWS> &all, const struct attend_args &a, int32
 {
     if (threadIdx.x < WARP) {
         int32_t count = 0;
-        const struct attend_heads heads = {heads_before(a, (int32_t)blockIdx.y),
-                                           heads_before(a, (int32_t)blockIdx.y + 1)};
+        const struct attend_heads heads = heads_of(a, (int32_t)blockIdx.y);
         for (int32_t begin = tile; begin < past;) {
             const struct run r = run_of(a.rows, begin, past);
             if (attend_is_in_run(&a, begin) && threadIdx.x == 0)
@@ -238,6 +239,16 @@ template <typename P> DEVICE void shrink(struct rows_of_lane<P> &l, int t, int h
             l.out[t][n][i] *= old;
 }
 
+template <typename P, typename E>
+DEVICE void write_row(E *to, const struct rows_of_lane<P> &l, int t, int half, float share)
+{
+#pragma unroll
+    for (int n = 0; n < P::DIM / 8; n++) {
+        const float *pair = l.out[t][n] + 2 * half;
+        put_rounded<E, 2>(to + n * 8, {{pair[0] * share, pair[1] * share}});
+    }
+}
+
 template <typename P>
 DEVICE void write_rows(struct rows_of_lane<P> &l, const struct attend_args &a, const struct span &s,
                        float scale)
@@ -252,11 +263,7 @@ DEVICE void write_rows(struct rows_of_lane<P> &l, const struct attend_args &a, c
                 continue;
             const float share = 1 / attend_sum(a, head, sum, l.max[t][half] * scale);
             const int64_t to = attend_out(&a, s.tile + r / s.heads, head) + threadIdx.x % QUAD * 2;
-#pragma unroll
-            for (int n = 0; n < P::DIM / 8; n++)
-                put_elements<2>(
-                    a.out, to + n * 8,
-                    {{l.out[t][n][2 * half] * share, l.out[t][n][2 * half + 1] * share}});
+            WITH_TYPE(a.out.dtype, write_row<P>((E *)a.out.data + to, l, t, half, share));
         }
 }
 

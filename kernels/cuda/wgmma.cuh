@@ -35,6 +35,12 @@ DEVICE wgmma_place wgmma_across(const void *shared, int lines)
     return wgmma_place_of(shared, (uint32_t)lines * 128, WGMMA_ALIGNED);
 }
 
+/* So many bytes behind one. */
+DEVICE wgmma_place wgmma_further(wgmma_place p, uint32_t bytes)
+{
+    return p >> 32 << 32 | ((uint32_t)p + (bytes >> 4)); /* addresses have no carry */
+}
+
 /* Products may begin: the registers that they use are written. */
 DEVICE void wgmma_fence()
 {
@@ -61,6 +67,16 @@ template <int N> DEVICE void wgmma_hold(float (&c)[N][4])
 #pragma unroll
         for (int i = 0; i < 4; i++)
             asm volatile("" : "+f"(c[n][i])::"memory");
+}
+
+/* The two are computed before what comes next, and what they are made of is: not only the compiler,
+ * the assembler, too, moves what has no effect but its result behind a wait for products, which
+ * then run beside nothing. It does not know that neither is negative and nothing happens here. */
+DEVICE void wgmma_after(const float (&x)[2])
+{
+    const uint32_t bits = __float_as_uint(x[0]) | __float_as_uint(x[1]);
+    asm volatile("{.reg .pred p; setp.lt.s32 p, %0, 0; @p nanosleep.u32 1;}" ::"r"(bits)
+                 : "memory");
 }
 
 /* What is in shared memory, of this thread's and of others' that it knows of, is what products that

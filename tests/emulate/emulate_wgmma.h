@@ -33,6 +33,11 @@ inline wgmma_place wgmma_across(const void *shared, int lines)
     return emulate_place(shared, (uint32_t)lines * 128, 1024);
 }
 
+inline wgmma_place wgmma_further(wgmma_place p, uint32_t bytes)
+{
+    return emulate_place(p.begin + bytes, p.leading, p.stride);
+}
+
 /* The element so many bytes from the beginning: 16-byte pieces of each 128 bytes change places. */
 template <typename C> float emulate_element_at(const wgmma_place &m, size_t bytes)
 {
@@ -101,6 +106,10 @@ template <int n> void wgmma_wait()
 }
 
 template <typename V, int N> void wgmma_hold(V (&)[N][4])
+{
+}
+
+inline void wgmma_after(const float (&)[2])
 {
 }
 
