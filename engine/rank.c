@@ -262,6 +262,23 @@ static bool is_apart(const struct step *s)
     return apart;
 }
 
+/* Of a step that is run op by op: at its begin and at its end the rows with a neighbour of their
+ * slot. Decodes stand together, so chunks of prompts are before and behind them. */
+static void find_runs(const struct step *s, int32_t *head, int32_t *tail)
+{
+    const int32_t *slot = s->slot, n = s->rows;
+    int32_t begin = 0, end = n;
+    while (begin < n && slot[begin] >= 0 &&
+           ((begin > 0 && slot[begin] == slot[begin - 1]) ||
+            (begin + 1 < n && slot[begin] == slot[begin + 1])))
+        begin++;
+    while (end > begin && slot[end - 1] >= 0 &&
+           ((end > 1 && slot[end - 1] == slot[end - 2]) || (end < n && slot[end - 1] == slot[end])))
+        end--;
+    *head = begin;
+    *tail = n - end;
+}
+
 enum status rank_launch(struct rank *r, const struct step *s, struct cview *logits, struct err *err)
 {
     enum status st = OK;
@@ -273,10 +290,13 @@ enum status rank_launch(struct rank *r, const struct step *s, struct cview *logi
     const int32_t rows = replay_rows(r->replay, s->rows, s->samples, apart);
     const int32_t padding = rows - s->rows;
     const struct rank_arrays *a;
+    int32_t head = 0, tail = 0;
+    if (!replay_records(r->replay, rows, s->samples + padding))
+        find_runs(s, &head, &tail);
     TRY(rank_state_change(state, s, padding, &a, err));
     const struct sample_slots slots = rank_state_slots(state);
     const struct model_input in = {
-        .rows = {rows, a->slot, a->position, a->table, state->limits.table_cols, apart},
+        .rows = {rows, a->slot, a->position, a->table, state->limits.table_cols, apart, head, tail},
         .table_rows = state->limits.slots,
         .home_cut = rank_state_cut(state),
         .ids = a->ids,

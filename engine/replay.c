@@ -83,11 +83,15 @@ static int32_t size_index(int32_t rows)
     return i;
 }
 
+bool replay_records(const struct replay *r, int32_t rows, int32_t samples)
+{
+    return r->enabled && rows > 0 && rows == samples && size_index(rows) < REPLAY_SIZES;
+}
+
 int32_t replay_rows(const struct replay *r, int32_t rows, int32_t samples, bool apart)
 {
     const int32_t i = size_index(rows);
-    if (!r->enabled || rows == 0 || rows != samples || i == REPLAY_SIZES ||
-        r->size[apart][i].refused)
+    if (!replay_records(r, rows, samples) || r->size[apart][i].refused)
         return rows;
     return sizes[i] < r->parts.rows_max ? sizes[i] : r->parts.rows_max;
 }
@@ -186,7 +190,7 @@ enum status replay_forward(struct replay *r, const struct model_input *in, struc
 {
     enum status st = OK;
     const int32_t rows = in->rows.count, i = size_index(rows);
-    if (!r->enabled || rows == 0 || rows != in->samples || i == REPLAY_SIZES)
+    if (!replay_records(r, rows, in->samples))
         return model_forward(r->parts.model, in, logits, err);
     struct size *s = &r->size[in->rows.apart][i];
     if (s->seen && !s->recording && !s->refused) {

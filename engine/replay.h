@@ -28,6 +28,8 @@ struct replay_parts {
 enum status replay_open(bool enabled, const struct replay_parts *parts, struct replay **out,
                         struct err *err) MUST_USE;
 void replay_close(struct replay *r);
+/* Whether such a step may be recorded, or run by the recording of another one of its size. */
+bool replay_records(const struct replay *r, int32_t rows, int32_t samples);
 /* Rows with which a step of these is to run; the added ones are padding, and sampled. The same on
  * all ranks. apart: as in struct rows. */
 int32_t replay_rows(const struct replay *r, int32_t rows, int32_t samples, bool apart);

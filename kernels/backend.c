@@ -173,7 +173,8 @@ static int64_t qkv_cols(const struct heads *h)
 
 static bool is_rows(const struct rows *r)
 {
-    return r->count >= 0 && r->table_cols >= 0 &&
+    return r->count >= 0 && r->table_cols >= 0 && r->head >= 0 && r->tail >= 0 &&
+           r->head <= r->count - r->tail &&
            (r->count == 0 || (r->slot != NULL && r->position != NULL && r->table != NULL));
 }
 

@@ -130,6 +130,9 @@ struct rows {
     bool apart; /* no two rows are of one slot, which the host knows: decodes; nor does one see a
                    block that another writes in this step (sequence.c: who shares a young block
                    waits). A recording holds for steps that are as it was recorded for */
+    int32_t head, tail; /* of the first rows, and of the last, so many at least are not padding and
+                           have a neighbour of their slot, which the host knows: chunks of prompts.
+                           0 in a recording, which holds for others, too */
 };
 
 /* Which query head reads which local KV head: query head h of this rank (0 <= h < heads) reads

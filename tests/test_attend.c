@@ -61,7 +61,7 @@ static void batch_init(struct batch *b, const struct attend_case *c)
     }
     for (int32_t h = 0; h < c->heads; h++) /* uneven groups */
         b->kv_of[h] = h == 0 ? 0 : (h - 1) * c->kv_heads / c->heads;
-    b->rows = (struct rows){n, b->slot, b->position, b->table, cols, false};
+    b->rows = (struct rows){n, b->slot, b->position, b->table, cols, false, 0, 0};
     b->heads = (struct heads){c->heads, c->kv_heads, c->dim, b->kv_of};
     b->how = how_of(c);
 }
@@ -83,8 +83,9 @@ static void attend_alone(struct backend *b, const struct batch *m, const float *
             continue;
         const int32_t count = t + 1 < m->rows.count && m->slot[t + 1] < 0 ? 2 : 1;
         const size_t n = (size_t)(count * width);
-        const struct rows rows = {count,    m->slot + t,        m->position + t,
-                                  m->table, m->rows.table_cols, count == 2 || t % 2 == 0};
+        const bool known = count == 2 || t % 2 == 0;
+        const struct rows rows = {
+            count, m->slot + t, m->position + t, m->table, m->rows.table_cols, known, 0, 0};
         float *y = guarded(n);
         struct cview q = {qkv + (size_t)t * (size_t)cols, DTYPE_F32, count, cols};
         ok(backend_attend(b, view_f32(y, count, width), q, &m->heads, &m->how, &rows, kv, 1, &err));
@@ -260,13 +261,30 @@ struct attended {
     float *qkv, *out;
 };
 
-/* What attend makes of rows [begin, end) of a batch in a step of their own. */
+static bool is_in_run(const struct rows *r, int32_t t)
+{
+    const int32_t *slot = r->slot + t;
+    return *slot >= 0 && ((t > 0 && slot[-1] == *slot) || (t + 1 < r->count && slot[1] == *slot));
+}
+
+/* What attend makes of rows [begin, end) of a batch in a step of their own, of which is known where
+ * runs are. */
 static void attend_part(struct backend *b, const struct attended *a, int32_t begin, int32_t end,
                         float *y)
 {
     const struct batch *m = &a->m;
-    const struct rows part = {end - begin, m->slot + begin,    m->position + begin,
-                              m->table,    m->rows.table_cols, false};
+    struct rows part = {end - begin,
+                        m->slot + begin,
+                        m->position + begin,
+                        m->table,
+                        m->rows.table_cols,
+                        false,
+                        0,
+                        0};
+    while (part.head < part.count && is_in_run(&part, part.head))
+        part.head++;
+    while (part.tail < part.count - part.head && is_in_run(&part, part.count - 1 - part.tail))
+        part.tail++;
     const struct cview q = {a->qkv + (ptrdiff_t)begin * a->cols, DTYPE_F32, part.count, a->cols};
     ok(backend_attend(b, view_f32(y, part.count, a->width), q, &m->heads, &m->how, &part, a->kv, 1,
                       &err));
@@ -452,7 +470,7 @@ static void test_attend_f8(void **state UNUSED)
                   {0x1.2p-6f, 0x1.2p-6f}};
     enum { DIM = ARRAY_LEN(values) };
     const int32_t slot = 0, position = 0, block = 0, kv_of = 0;
-    const struct rows rows = {1, &slot, &position, &block, 1, true};
+    const struct rows rows = {1, &slot, &position, &block, 1, true, 0, 0};
     const struct heads heads = {1, 1, DIM, &kv_of};
     const struct attention how = {0.25f, 0, 0, NULL};
     const struct kv_spec spec = {1, 1, DIM, 1, DTYPE_F8_E4M3};

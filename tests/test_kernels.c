@@ -646,7 +646,7 @@ static void lookup_case(struct backend *b, const void *arg, float *out)
     const int32_t token[] = {30, -1, 99, 100, 29, 35, -1}, slot[] = {0, 1, 2, 3, 0, -1, 2};
     const int32_t position[] = {0, 2, 1, 0, 1, 0, 0}, index[] = {6, 0, 0, 3, 2, 1, 6};
     int32_t history[4][3] = {{1, 2, 3}, {4, 5, 64}, {31, 7, 8}, {0, 9, 10}}, ids[7];
-    const struct rows rows = {c->rows, slot, position, history[0], 0, false};
+    const struct rows rows = {c->rows, slot, position, history[0], 0, false, 0, 0};
     const struct sample_slots slots = {.history = history[0], .history_cols = 3};
     b->ops->resolve(b, ids, token, &rows, &slots);
     b->ops->sync(b);

@@ -371,6 +371,11 @@ struct parallel *model_parallel(struct model *m)
     return m->parallel;
 }
 
+static int32_t within(int64_t rows, int32_t most)
+{
+    return (int32_t)(rows < 0 ? 0 : rows < most ? rows : most);
+}
+
 /* Those rows of a step for which this rank computes attention, with the block tables of each group
  * of layers. */
 static void find_attended(const struct model *m, const struct model_input *in,
@@ -378,7 +383,10 @@ static void find_attended(const struct model *m, const struct model_input *in,
 {
     const struct span mine = parallel_attended(m->parallel);
     struct rows rows = in->rows;
+    const int64_t before = mine.begin, behind = in->rows.count - mine.end;
     rows.count = (int32_t)span_len(mine);
+    rows.head = within(in->rows.head - before, rows.count);
+    rows.tail = within(in->rows.tail - behind, rows.count - rows.head);
     rows.slot += mine.begin;
     rows.position += mine.begin;
     for (int32_t g = 0; g < kv_groups_count(&m->groups); g++) {

@@ -1,8 +1,10 @@
 /* DESIGN: a row is either alone (no neighbour of its slot: a decoding sequence) or part of a run (a
  * chunk of a prompt). Which it is only the device knows, unless the step has nothing but decodes:
  * so the kernels of both are launched for all rows and each block leaves at once when its rows
- * belong to the other; a launch depends on host scalars only, as a graph needs it. Runs:
- * attend_flash.cu and attend_tile.cu.
+ * belong to the other; a launch depends on host scalars only, as a graph needs it. Where there is
+ * no graph the host knows of chunks before and behind the decodes, and rows alone are looked for
+ * between them only: in a step of nothing but prompts, nowhere. Runs: attend_flash.cu and
+ * attend_tile.cu.
  *
  * Rows alone are bound by the reads of keys and values. Those of usual heads are
  * attend_decode.cu's, the others are here. The keys that a row sees, from the cache block of the
@@ -23,6 +25,7 @@
 #define SPLITS ATTEND_SPLITS
 #define SPLIT_KEYS_MIN 64  /* shorter ones are not worth the fold */
 #define PICKED_BLOCKS 2048 /* for so many blocks at most */
+#define PICK_THREADS 1024
 
 struct key_range {
     int32_t begin, end;
@@ -73,23 +76,17 @@ HOST_DEVICE float *partial_at(const struct attend_args *a, int32_t place, int32_
                             (a->kv.dim + ATTEND_PARTIAL_MORE);
 }
 
-/* Of the block's place; -1: none. */
-DEVICE int32_t row_of_place(const struct attend_args *a)
-{
-    return a->partial != nullptr && a->picked != nullptr ? a->picked[blockIdx.x]
-                                                         : (int32_t)blockIdx.x;
-}
-
 /* One block: some rows that are alone and long. */
 __global__ void attend_pick_kernel(struct attend_args a)
 {
     __shared__ int32_t count;
     if (threadIdx.x == 0)
         count = 0;
-    for (int32_t i = (int32_t)threadIdx.x; i < a.picks; i += THREADS)
+    for (int32_t i = (int32_t)threadIdx.x; i < a.picks; i += PICK_THREADS)
         a.picked[i] = -1;
     __syncthreads();
-    for (int32_t t = (int32_t)threadIdx.x; t < a.rows.count; t += THREADS) {
+    const int32_t end = a.rows.count - a.rows.tail;
+    for (int32_t t = a.rows.head + (int32_t)threadIdx.x; t < end; t += PICK_THREADS) {
         if (!attend_is_alone(&a, t) || keys_count(&a, t) < ATTEND_LONG_KEYS)
             continue;
         const int32_t place = atomicAdd(&count, 1);
@@ -309,7 +306,7 @@ template <typename S>
 __global__ void __launch_bounds__(THREADS, 3) /* three hide the latency of loads */
     attend_split_kernel(struct attend_args a, const typename S::E *cache)
 {
-    const int32_t t = row_of_place(&a);
+    const int32_t t = attend_row_of_place(&a);
     if (t < 0 || attend_is_in_run(&a, t))
         return;
     const bool padding = a.rows.slot[t] < 0;
@@ -334,7 +331,7 @@ __global__ void __launch_bounds__(THREADS, 3) /* three hide the latency of loads
 
 __global__ void attend_merge_kernel(struct attend_args a)
 {
-    const int32_t t = row_of_place(&a), head = (int32_t)blockIdx.y, dim = a.kv.dim;
+    const int32_t t = attend_row_of_place(&a), head = (int32_t)blockIdx.y, dim = a.kv.dim;
     launch_release();
     if (t < 0 || !attend_is_alone(&a, t))
         return;
@@ -369,14 +366,14 @@ static void launch_split(struct cuda_backend *c, const struct attend_args &a, co
 {
     struct attend_args whole = a;
     if (a.picked == nullptr) {
-        launch_places<S>(c, a, cache, a.rows.count);
+        launch_places<S>(c, a, cache, attend_between(&a));
         return;
     }
     if (a.picks > 0)
         launch_places<S>(c, a, cache, a.picks);
     whole.partial = nullptr;
-    LAUNCH(c, attend_split_kernel<S>, dim3((unsigned)a.rows.count, (unsigned)a.kv.heads), THREADS,
-           0, whole, (const typename S::E *)cache);
+    LAUNCH(c, attend_split_kernel<S>, dim3((unsigned)attend_between(&a), (unsigned)a.kv.heads),
+           THREADS, 0, whole, (const typename S::E *)cache);
 }
 
 /* 16-bit and narrower keys: 16 or 8 bytes a lane, four query heads at once. */
@@ -398,7 +395,7 @@ static void launch_alone(struct cuda_backend *c, const struct attend_args &a, en
                          const void *cache)
 {
     if (a.picks > 0)
-        LAUNCH(c, attend_pick_kernel, 1, THREADS, 0, a);
+        LAUNCH(c, attend_pick_kernel, 1, PICK_THREADS, 0, a);
     if (attend_decode_run(c, &a, dtype, cache))
         return;
     if (dtype == DTYPE_F32)
@@ -447,9 +444,12 @@ static void run(struct cuda_backend *c, struct view out, struct cview qkv, const
     const size_t tickets = c->partial.bytes / 2048 / 16 * 16;
     const size_t places = (c->partial.bytes - tickets) / place;
     a.tickets = (int32_t *)((char *)c->partial.data + c->partial.bytes - tickets);
-    if ((size_t)rows->count > places)
+    if (apart)
+        a.rows.head = a.rows.tail = 0; /* also for rows that are of runs elsewhere */
+    if ((size_t)attend_between(&a) > places)
         pick(&a, places);
-    launch_alone(c, a, kv->spec.dtype, kv->storage);
+    if (attend_between(&a) > 0)
+        launch_alone(c, a, kv->spec.dtype, kv->storage);
     if (rows->count < 2 || apart)
         return;
     if (!attend_wgmma_run(c, &a, kv->spec.dtype, kv->storage) &&

@@ -68,6 +68,19 @@ HOST_DEVICE bool attend_is_alone(const struct attend_args *a, int32_t t)
                                    (t + 1 == r->count || r->slot[t + 1] != s)));
 }
 
+/* So many rows may be alone, one after the other. */
+HOST_DEVICE int32_t attend_between(const struct attend_args *a)
+{
+    return a->rows.count - a->rows.head - a->rows.tail;
+}
+
+/* Which of them the block of a kernel for such rows has; -1: none. */
+DEVICE int32_t attend_row_of_place(const struct attend_args *a)
+{
+    const int32_t place = (int32_t)blockIdx.x;
+    return a->partial != nullptr && a->picked != nullptr ? a->picked[place] : a->rows.head + place;
+}
+
 /* A sequence row that is not. */
 HOST_DEVICE bool attend_is_in_run(const struct attend_args *a, int32_t t)
 {
