@@ -167,14 +167,35 @@ template <typename E, int N> DEVICE void widen(float (&y)[N], const pack<E, N> &
         y[i] = to_float(x.e[i]);
 }
 
-/* By words, or the compiler takes each element out of its word first. */
-DEVICE void widen(float (&y)[8], const pack<bf16, 8> &x)
+/* Pairs of 16 bits by words, or the compiler loads each element on its own. */
+template <int N> DEVICE void widen(float (&y)[N], pack<bf16, N> x)
 {
-    uint32_t word[4];
-    memcpy(word, &x, sizeof word);
+    if constexpr (N % 2 == 0) {
+        uint32_t word[N / 2];
+        memcpy(word, &x, sizeof word);
 #pragma unroll
-    for (int i = 0; i < 8; i++)
-        y[i] = __uint_as_float(i % 2 == 0 ? word[i / 2] << 16 : word[i / 2] & 0xffff0000u);
+        for (int i = 0; i < N; i++)
+            y[i] = __uint_as_float(i % 2 == 0 ? word[i / 2] << 16 : word[i / 2] & 0xffff0000u);
+    } else {
+        widen<bf16, N>(y, x);
+    }
+}
+
+template <int N> DEVICE void widen(float (&y)[N], pack<__half, N> x)
+{
+    if constexpr (N % 2 == 0) {
+        uint32_t word[N / 2];
+        memcpy(word, &x, sizeof word);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const uint16_t bits = (uint16_t)(word[i / 2] >> (i % 2 * 16));
+            __half h;
+            memcpy(&h, &bits, sizeof h);
+            y[i] = __half2float(h);
+        }
+    } else {
+        widen<__half, N>(y, x);
+    }
 }
 
 /* Runs `call` with E standing for the element type. */

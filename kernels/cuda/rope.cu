@@ -1,10 +1,13 @@
 /* DESIGN: a family's rules, the rotation and the store of keys and values are one launch for a
  * row's q, k and v. A cache block is [head][key, value][16 positions][head_dim], so one head's keys
  * of a block lie together. Where a head's shape allows it, a thread has four pairs of elements, and
- * all that it reads is under way at once; else a block has a head. */
+ * all that it reads is under way at once; else a block has a head. In steps of many rows, whose
+ * time is that of instructions, too, it has eight pairs of 16 bits in each of some heads, which
+ * turn by the same table; the bits are those of four pairs. */
 #include "kernels/cuda/device.cuh"
 
 #include "kernels/cuda/kv_index.cuh"
+#include "kernels/cuda/mma.cuh"
 
 #define THREADS 64 /* half a usual head */
 
@@ -159,29 +162,32 @@ template <bool INTERLEAVED> DEVICE struct pairs load_pairs(const float *x, struc
     return pairs_of<INTERLEAVED>(*(const four *)(x + at.low), *(const four *)(x + at.high));
 }
 
-/* The bias, and the norm over the head's lanes, a power of two. */
-template <bool INTERLEAVED>
-DEVICE void apply_rules(struct pairs &x, struct pair at, const float *bias, const float *gain,
-                        const struct rope_args &a)
+template <bool INTERLEAVED> DEVICE void add_bias(struct pairs &x, struct pair at, const float *bias)
 {
-    if (bias != nullptr) {
-        const struct pairs add = load_pairs<INTERLEAVED>(bias, at);
+    const struct pairs add = load_pairs<INTERLEAVED>(bias, at);
 #pragma unroll
-        for (int i = 0; i < FOUR; i++) {
-            x.low.e[i] += add.low.e[i];
-            x.high.e[i] += add.high.e[i];
-        }
+    for (int i = 0; i < FOUR; i++) {
+        x.low.e[i] += add.low.e[i];
+        x.high.e[i] += add.high.e[i];
     }
-    if (a.rules.q_norm == nullptr)
-        return;
+}
+
+/* The sum of squares over the head's lanes, a power of two. */
+DEVICE float squares(const struct pairs &x, int32_t lanes)
+{
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < FOUR; i++)
         sum = fmaf(x.high.e[i], x.high.e[i], fmaf(x.low.e[i], x.low.e[i], sum));
-    for (int32_t step = a.kv.dim / (4 * FOUR); step > 0; step /= 2)
+    for (int32_t step = lanes / 2; step > 0; step /= 2)
         sum += __shfl_xor_sync(ALL_LANES, sum, step);
-    if (gain == nullptr)
-        return;
+    return sum;
+}
+
+template <bool INTERLEAVED>
+DEVICE void normalize(struct pairs &x, struct pair at, const float *gain, float sum,
+                      const struct rope_args &a)
+{
     const float scale = 1 / sqrtf(sum / (float)a.kv.dim + a.rules.eps);
     const struct pairs by = load_pairs<INTERLEAVED>(gain, at);
 #pragma unroll
@@ -228,7 +234,13 @@ __global__ void __launch_bounds__(MANY_THREADS) rope_fours_kernel(struct rope_ar
         return;
     const float *gain = is_value ? nullptr : is_key ? a.rules.k_norm : a.rules.q_norm;
     const float *bias = a.rules.bias != nullptr ? a.rules.bias + head * dim : nullptr;
-    apply_rules<INTERLEAVED>(x, at, bias, gain, a);
+    if (bias != nullptr)
+        add_bias<INTERLEAVED>(x, at, bias);
+    if (a.rules.q_norm != nullptr) {
+        const float sum = squares(x, lanes);
+        if (gain != nullptr)
+            normalize<INTERLEAVED>(x, at, gain, sum, a);
+    }
     if (turns)
         turn(x, c, s);
     if (nth / lanes >= heads)
@@ -246,6 +258,187 @@ __global__ void __launch_bounds__(MANY_THREADS) rope_fours_kernel(struct rope_ar
         put_rounded(to + at.low, x.low);
         put_rounded(to + at.high, x.high);
     }
+}
+
+/* ---- eight pairs of several heads at a time ---- */
+
+#define EIGHT 8
+#define ONCE 4 /* heads of a thread */
+#ifndef ROPE_MANY_ROWS
+#define ROPE_MANY_ROWS 256 /* fill the device with so few threads */
+#endif
+
+typedef pack<float, EIGHT> eight;
+
+/* Of a row: its cache block, and which place there; of a thread: which pairs, and the table's. */
+struct turning {
+    int32_t block, place, i;
+    bool turns;
+    four c[2], s[2];
+};
+
+/* A row of eight pairs, as it lies in memory. */
+struct eights {
+    pack<bf16, EIGHT> low, high;
+};
+
+DEVICE struct pair eights_at(const struct rope_args &a, int32_t i)
+{
+    const struct pair p = rope_pair(i, a.rotary, a.kv.dim, a.rules.interleaved);
+    return {p.low, a.rules.interleaved ? p.low + EIGHT : p.high};
+}
+
+template <bool INTERLEAVED> DEVICE void unpack(struct pairs (&x)[2], const struct eights &raw)
+{
+    eight low, high;
+    widen(low.e, raw.low);
+    widen(high.e, raw.high);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        four a, b;
+#pragma unroll
+        for (int i = 0; i < FOUR; i++) {
+            a.e[i] = INTERLEAVED ? (h == 0 ? low : high).e[i] : low.e[FOUR * h + i];
+            b.e[i] = INTERLEAVED ? (h == 0 ? low : high).e[FOUR + i] : high.e[FOUR * h + i];
+        }
+        x[h] = pairs_of<INTERLEAVED>(a, b);
+    }
+}
+
+template <bool INTERLEAVED> DEVICE void repack(eight &low, eight &high, const struct pairs (&x)[2])
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const struct pairs p = in_memory<INTERLEAVED>(x[h]);
+#pragma unroll
+        for (int i = 0; i < FOUR; i++) {
+            (INTERLEAVED && h == 1 ? high : low).e[(INTERLEAVED ? 0 : FOUR * h) + i] = p.low.e[i];
+            (INTERLEAVED && h == 0 ? low : high).e[(INTERLEAVED ? FOUR : FOUR * h) + i] =
+                p.high.e[i];
+        }
+    }
+}
+
+template <typename E> DEVICE void put_eight(E *to, const eight &v)
+{
+    put_rounded(to, v);
+}
+
+/* By the instruction for two; it has one NaN only. */
+DEVICE void put_eight(bf16 *to, const eight &v)
+{
+    pack<uint32_t, EIGHT / 2> words;
+    pack<bf16, EIGHT> rounded;
+#pragma unroll
+    for (int i = 0; i < EIGHT / 2; i++)
+        words.e[i] = mma_pair(v.e[2 * i], v.e[2 * i + 1], bf16());
+    memcpy(&rounded, &words, sizeof rounded);
+    *(pack<bf16, EIGHT> *)to = rounded;
+}
+
+/* One head, all the way. not `there`: a thread that goes along with those of its warp. */
+template <typename E, bool INTERLEAVED>
+DEVICE void take_head(const struct rope_args &a, E *cache, const struct turning &t, int32_t head,
+                      bf16 *at_head, const struct eights &raw, bool there)
+{
+    const int32_t dim = a.kv.dim;
+    const bool is_value = head >= a.heads + a.kv.heads, is_key = head >= a.heads && !is_value;
+    const float *gain = is_value ? nullptr : is_key ? a.rules.k_norm : a.rules.q_norm;
+    const float *bias = a.rules.bias != nullptr ? a.rules.bias + head * dim : nullptr;
+    struct pairs x[2];
+    float sum = 0;
+    unpack<INTERLEAVED>(x, raw);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        if (bias != nullptr)
+            add_bias<INTERLEAVED>(x[h], fours_at(t.i + FOUR * h, a.rotary, dim, INTERLEAVED), bias);
+        if (a.rules.q_norm != nullptr)
+            sum += squares(x[h], dim / (2 * EIGHT)); /* as if lanes next to each other had these */
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        if (gain != nullptr)
+            normalize<INTERLEAVED>(x[h], fours_at(t.i + FOUR * h, a.rotary, dim, INTERLEAVED), gain,
+                                   sum, a);
+        if (t.turns && !is_value)
+            turn(x[h], t.c[h], t.s[h]);
+    }
+    const struct pair at = eights_at(a, t.i);
+    eight low, high;
+    repack<INTERLEAVED>(low, high, x);
+    if (there && (!is_value || bias != nullptr)) {
+        put_eight(at_head + at.low, low);
+        put_eight(at_head + at.high, high);
+    }
+    if (there && (is_key || is_value)) {
+        const int32_t kv_head = (head - a.heads) % a.kv.heads;
+        E *to = cache + kv_index(&a.kv, t.block, kv_head, is_value) + (int64_t)t.place * dim;
+        put_eight(to + at.low, low);
+        put_eight(to + at.high, high);
+    }
+}
+
+/* Block (row, part of its heads), of bf16. Threads behind the last head go along with the first. */
+template <typename E, bool INTERLEAVED>
+__global__ void __launch_bounds__(MANY_THREADS) rope_eights_kernel(struct rope_args a, E *cache)
+{
+    const int32_t row = (int32_t)blockIdx.x, dim = a.kv.dim, lanes = dim / (2 * EIGHT);
+    const int32_t nth = (int32_t)(blockIdx.y * blockDim.x + threadIdx.x), first = nth / lanes;
+    const int32_t heads = a.heads + 2 * a.kv.heads, apart = (heads + ONCE - 1) / ONCE;
+    const float *table = a.table + (int64_t)row * a.rotary;
+    bf16 *of_row = (bf16 *)a.qkv.data + (int64_t)row * heads * dim;
+    struct turning t = {};
+    struct eights raw[ONCE];
+    launch_release();
+    launch_wait();
+    const int32_t slot = a.rows.slot[row], p = a.rows.position[row];
+    t.i = (nth - first * lanes) * EIGHT;
+    t.turns = t.i < a.rotary / 2;
+    const struct pair at = eights_at(a, t.i);
+#pragma unroll
+    for (int u = 0; u < ONCE; u++) {
+        const int32_t head = first + u * apart;
+        const bf16 *from = of_row + (first < apart && head < heads ? head : 0) * dim;
+        raw[u].low = *(const pack<bf16, EIGHT> *)(from + at.low);
+        raw[u].high = *(const pack<bf16, EIGHT> *)(from + at.high);
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        if (t.turns) {
+            t.c[h] = *(const four *)(table + t.i + FOUR * h);
+            t.s[h] = *(const four *)(table + a.rotary / 2 + t.i + FOUR * h);
+        }
+    if (slot < 0) /* so for the whole block */
+        return;
+    t.block = kv_block(&a.rows, slot, p / BACKEND_BLOCK_TOKENS);
+    t.place = p % BACKEND_BLOCK_TOKENS;
+#pragma unroll
+    for (int u = 0; u < ONCE; u++) {
+        const int32_t head = first + u * apart;
+        const bool there = first < apart && head < heads;
+        take_head<E, INTERLEAVED>(a, cache, t, there ? head : 0, of_row + (there ? head : 0) * dim,
+                                  raw[u], there);
+    }
+}
+
+template <typename E>
+static void launch_eights(struct cuda_backend *c, const struct rope_args &a, E *cache)
+{
+    const unsigned heads = blocks_for((size_t)a.heads + 2 * (size_t)a.kv.heads, ONCE);
+    const unsigned all = blocks_for(heads * (unsigned)a.kv.dim / (2 * EIGHT), WARP) * WARP;
+    const unsigned threads = all < MANY_THREADS ? all : MANY_THREADS;
+    const dim3 grid((unsigned)a.rows.count, blocks_for(all, threads));
+    if (a.rules.interleaved)
+        LAUNCH_AHEAD(c, (rope_eights_kernel<E, true>), grid, threads, 0, a, cache);
+    else
+        LAUNCH_AHEAD(c, (rope_eights_kernel<E, false>), grid, threads, 0, a, cache);
+}
+
+/* Of what are fours. */
+static bool are_eights(const struct rope_args &a)
+{
+    return a.rows.count >= ROPE_MANY_ROWS && a.qkv.dtype == DTYPE_BF16 &&
+           a.kv.dim % (2 * EIGHT) == 0 && a.rotary % (2 * EIGHT) == 0;
 }
 
 static bool are_fours(const struct rope_args &a)
@@ -268,6 +461,8 @@ static void launch(struct cuda_backend *c, const struct rope_args &a, void *cach
         return;
     if (!are_fours(a))
         LAUNCH_AHEAD(c, rope_kv_kernel<E>, dim3(rows, (unsigned)heads), THREADS, 0, a, (E *)cache);
+    else if (are_eights(a))
+        launch_eights<E>(c, a, (E *)cache);
     else if (a.rules.interleaved)
         LAUNCH_AHEAD(c, (rope_fours_kernel<E, true>), parts, MANY_THREADS, 0, a, (E *)cache);
     else
