@@ -89,6 +89,9 @@ static const struct in_case cases[] = {
     {0, 24, 16, DTYPE_BF16, DTYPE_F32, 0},
     {256, 96, 64, DTYPE_F8_E4M3, DTYPE_F32, 0},
     {257, 96, 64, DTYPE_F8_E4M3, DTYPE_BF16, 0},    /* a scale per row, */
+    {257, 4112, 16, DTYPE_F8_E4M3, DTYPE_BF16, 0},  /* which threads hold in part, */
+    {257, 8208, 16, DTYPE_F8_E4M3, DTYPE_BF16, 0},  /* more of it, */
+    {257, 16400, 16, DTYPE_F8_E4M3, DTYPE_BF16, 0}, /* or read twice, */
     {257, 520, 200, DTYPE_F8_E4M3, DTYPE_BF16, 0},  /* and where fp8 has no kernel; */
     {257, 520, 360, DTYPE_F8_E4M3, DTYPE_BF16, 64}, /* per block: widened, in tiles */
     {256, 64, 40, DTYPE_I8, DTYPE_F32, BACKEND_GROUP},

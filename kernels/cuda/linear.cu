@@ -71,6 +71,18 @@ static const void *convert(struct cuda_backend *c, struct cview x, enum dtype dt
     return to;
 }
 
+/* What a row is divided by so that its largest magnitude, given by its bits, is E4M3's largest. */
+DEVICE float scale_of(uint32_t most)
+{
+    const float largest = __uint_as_float(most) / DTYPE_E4M3_MAX;
+    return largest < FLT_MIN ? FLT_MIN : largest;
+}
+
+DEVICE uint32_t magnitude_of(float x)
+{
+    return __float_as_uint(x) & 0x7fffffffu;
+}
+
 /* A block per row: its scale takes the largest magnitude to E4M3's. A NaN or an infinity makes the
  * scale one, and so all of the row's products. */
 template <typename E>
@@ -80,13 +92,102 @@ __global__ void quantize_kernel(e4m3 *y, float *scale, const E *x, int32_t in, i
     e4m3 *codes = y + (int64_t)blockIdx.x * pitch;
     uint32_t most = 0; /* magnitudes in the order of their bits; NaN on top */
     for (int32_t k = (int32_t)threadIdx.x; k < in; k += THREADS)
-        most = maximum()(most, __float_as_uint(to_float(row[k])) & 0x7fffffffu);
-    const float largest = __uint_as_float(reduce_block(most, maximum())) / DTYPE_E4M3_MAX;
-    const float by = largest < FLT_MIN ? FLT_MIN : largest;
+        most = maximum()(most, magnitude_of(to_float(row[k])));
+    const float by = scale_of(reduce_block(most, maximum()));
     for (int32_t k = (int32_t)threadIdx.x; k < pitch; k += THREADS)
         from_float(codes + k, k < in ? to_float(row[k]) / by : 0.0f);
     if (threadIdx.x == 0)
         scale[blockIdx.x] = by;
+}
+
+/* x / by, rounded as a division rounds, for a `by` that is far from the ends of what floats can be:
+ * the first quotient is off by two units in its last place at most, and what it leaves of x puts it
+ * right. Quotients that are zero in E4M3 may be off; their sign is right. */
+DEVICE float divided(float x, float by, float inverse)
+{
+    float y = x * inverse;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        y = fmaf(fmaf(-y, by, x), inverse, y);
+    return copysignf(y, x);
+}
+
+DEVICE bool is_moderate(float by)
+{
+    return by > 0x1p-80f && by < 0x1p100f;
+}
+
+/* Eight codes of x / by. */
+DEVICE pack<e4m3, 8> codes_of(const float (&x)[8], float by, float inverse)
+{
+    pack<uint32_t, 2> words = {};
+    pack<e4m3, 8> codes;
+    if (is_moderate(by)) {
+#pragma unroll
+        for (int i = 0; i < 8; i += 2) {
+            const float first = divided(x[i], by, inverse), second = divided(x[i + 1], by, inverse);
+            words.e[i / 4] |= mma_codes(first, second) << (i % 4 * 8);
+        }
+        memcpy(&codes, &words, sizeof codes);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            from_float(codes.e + i, x[i] / by);
+    }
+    return codes;
+}
+
+/* The same, with the same bits, of rows that are read once: a thread holds VECTORS of eight. */
+template <typename E, int VECTORS>
+__global__ void __launch_bounds__(THREADS)
+    quantize_held_kernel(e4m3 *y, float *scale, const E *x, int32_t in, int32_t pitch)
+{
+    const E *row = x + (int64_t)blockIdx.x * in;
+    e4m3 *codes = y + (int64_t)blockIdx.x * pitch;
+    pack<E, 8> held[VECTORS] = {};
+    uint32_t most = 0;
+    float v[8];
+#pragma unroll
+    for (int n = 0; n < VECTORS; n++) {
+        const int32_t k = (int32_t)(n * THREADS + threadIdx.x) * 8;
+        if (k < in)
+            held[n] = *(const pack<E, 8> *)(row + k);
+    }
+#pragma unroll
+    for (int n = 0; n < VECTORS; n++) {
+        widen(v, held[n]);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            most = maximum()(most, magnitude_of(v[i]));
+    }
+    const float by = scale_of(reduce_block(most, maximum())), inverse = 1 / by;
+#pragma unroll
+    for (int n = 0; n < VECTORS; n++) {
+        const int32_t k = (int32_t)(n * THREADS + threadIdx.x) * 8;
+        widen(v, held[n]);
+        if (k < pitch)
+            *(pack<e4m3, 8> *)(codes + k) = codes_of(v, by, inverse);
+    }
+    if (threadIdx.x == 0)
+        scale[blockIdx.x] = by;
+}
+
+/* x[rows, in] to y[rows, pitch], zeros in the tail, with a scale per row. */
+template <typename E>
+static void quantize(struct cuda_backend *c, e4m3 *y, float *scale, struct cview x, int32_t pitch)
+{
+    const E *from = (const E *)x.data;
+    const unsigned rows = (unsigned)x.rows, vectors = blocks_for((size_t)pitch, SPAN);
+    const bool aligned = x.cols % 8 == 0 && (uintptr_t)from % sizeof(pack<E, 8>) == 0 &&
+                         pitch % 8 == 0 && (uintptr_t)y % 8 == 0;
+    if (!aligned || vectors > 8)
+        LAUNCH(c, quantize_kernel<E>, rows, THREADS, 0, y, scale, from, x.cols, pitch);
+    else if (vectors > 4)
+        LAUNCH(c, (quantize_held_kernel<E, 8>), rows, THREADS, 0, y, scale, from, x.cols, pitch);
+    else if (vectors > 2)
+        LAUNCH(c, (quantize_held_kernel<E, 4>), rows, THREADS, 0, y, scale, from, x.cols, pitch);
+    else
+        LAUNCH(c, (quantize_held_kernel<E, 2>), rows, THREADS, 0, y, scale, from, x.cols, pitch);
 }
 
 /* ---- products of cuBLAS ---- */
@@ -115,9 +216,7 @@ static bool gemm_f8(struct cuda_backend *c, struct view y, struct cview x, const
     if (backend_scales(&w->spec) != 1 || (size_t)y.rows * sizeof(float) > CUDA_TILE_BYTES ||
         !blas_knows(c, &p))
         return false;
-    WITH_TYPE(x.dtype,
-              LAUNCH(c, quantize_kernel<E>, (unsigned)y.rows, THREADS, 0, (e4m3 *)c->x.data,
-                     x_scale, (const E *)x.data, x.cols, (int32_t)pitch));
+    WITH_TYPE(x.dtype, quantize<E>(c, (e4m3 *)c->x.data, x_scale, x, (int32_t)pitch));
     blas_multiply(c, &p);
     return true;
 }

@@ -167,6 +167,21 @@ DEVICE float mma_exp2(float x)
 
 #endif
 
+/* Two numbers, no NaN, as E4M3 (saturated), the first in the lower byte. */
+DEVICE uint32_t mma_codes(float first, float second)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    uint16_t pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(second), "f"(first));
+    return pair;
+#else
+    e4m3 low, high;
+    from_float(&low, first);
+    from_float(&high, second);
+    return low.bits | (uint32_t)high.bits << 8;
+#endif
+}
+
 DEVICE uint32_t mma_times(uint32_t a, uint32_t b)
 {
     return mma_times_plus(a, b, 0x80008000u);
