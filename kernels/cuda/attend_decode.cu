@@ -206,9 +206,9 @@ DEVICE bool is_last(int32_t *ticket, int32_t blocks)
     __syncthreads();
     if (threadIdx.x == 0) {
         done = atomicAdd(ticket, 1) + 1;
-        if (done == blocks)
-            *ticket = 0;
         __threadfence();
+        if (done == blocks)
+            *ticket = 0; /* behind the fence, which would wait for it */
     }
     __syncthreads();
     return done == blocks;
@@ -313,6 +313,18 @@ DEVICE void fetch_nth(struct walk<L> &w, typename L::E *half, const struct atten
     mma_copy_group(); /* an empty one, too: the wait counts groups */
 }
 
+/* The values of the second cache block of the warp, for which there is no free half yet. */
+template <typename L>
+DEVICE void announce_values(const struct walk<L> &w, const struct attend_args &a,
+                            const struct part &p)
+{
+    constexpr int32_t LINE = 128 / (int)sizeof(typename L::E);
+    const int32_t at = (int32_t)threadIdx.x % WARP * LINE;
+    const int32_t number = __shfl_sync(ALL_LANES, w.number, 1);
+    if (w.count > 1 && block_of<L>(p, 1) < p.blocks && at < BLOCK * L::DIM)
+        mma_announce(w.cache + kv_index(&a.kv, number, p.kv_head, true) + at);
+}
+
 /* All splits of the block for heads [first, first + count). Of three halves one is being copied
  * into while the two of a cache block are taken; of four, two. */
 template <typename L>
@@ -329,13 +341,15 @@ DEVICE void attend_part(struct known<L> &k, typename L::E *rings, const struct a
     struct parts q[L::STEPS], x = {};
     struct state<L> s;
     float back[2];
-    /* What this step writes of keys and values is in the row's last cache block only. */
-    const bool early = a.early && block_of<L>(p, (L::HALVES - 1) / 2) < p.blocks - 1;
-    if (!early)
-        launch_wait();
 #pragma unroll
-    for (int i = 0; i < L::HALVES; i++)
+    for (int i = 0; i < L::HALVES; i++) {
+        /* What this step writes of keys and values is in the row's last cache block only. */
+        if (!a.early || block_of<L>(p, i / 2) >= p.blocks - 1)
+            launch_wait();
         fetch_nth<L>(w, ring + i * L::HALF, a, p, i / 2, i % 2 == 1);
+    }
+    if (L::HALVES == 3)
+        announce_values<L>(w, a, p);
     launch_wait();
     load_queries<L>(q, back, a, p.t, first, count);
     clear<L>(s);
@@ -410,7 +424,7 @@ __launch_bounds__(L::THREADS,
     launch_release();
     if (a.picks > 0)
         launch_wait(); /* which rows are picked is a kernel's result */
-    p.t = a.partial != nullptr && a.picked != nullptr ? a.picked[place] : place;
+    p.t = attend_row_of_place(&a);
     p.kv_head = (int32_t)blockIdx.y;
     if (p.t < 0)
         return;
@@ -464,13 +478,13 @@ static void launch(struct cuda_backend *c, const struct attend_args &a, const vo
 {
     struct attend_args whole = a;
     if (a.picked == nullptr) {
-        launch_places<L>(c, a, cache, a.rows.count);
+        launch_places<L>(c, a, cache, attend_between(&a));
         return;
     }
     if (a.picks > 0)
         launch_places<L>(c, a, cache, a.picks);
     whole.partial = nullptr;
-    launch_places<L>(c, whole, cache, a.rows.count);
+    launch_places<L>(c, whole, cache, attend_between(&a));
 }
 
 template <typename E, typename C>

@@ -103,6 +103,23 @@ template <typename C> DEVICE void cut(uint32_t &high, uint32_t &low, float x, fl
     low = mma_pair(x - half_of(high, 0, C()), y - half_of(high, 1, C()), C());
 }
 
+/* A lane's elements of a query. All loads are under way together: so the type is looked at once. */
+template <typename L, typename Q>
+DEVICE void load_query(float (&x)[L::STEPS][4], const void *qkv, int64_t from)
+{
+    const Q *query = (const Q *)qkv + from;
+#pragma unroll
+    for (int s = 0; s < L::STEPS; s++)
+#pragma unroll
+        for (int i = 0; i < 4; i += 2) {
+            const pack<Q, 2> two = *(const pack<Q, 2> *)(query + 16 * s + element<L>::of_query(i));
+            float pair[2];
+            widen(pair, two);
+            x[s][i] = pair[0];
+            x[s][i + 1] = pair[1];
+        }
+}
+
 /* The heads [first, first + count) as factors, times the scale; back[i]: what the scores of the
  * lane's head i of two are to be multiplied by. */
 template <typename L>
@@ -112,13 +129,17 @@ DEVICE void load_queries(struct parts (&q)[L::STEPS], float (&back)[2], const st
     const int32_t head = (int32_t)threadIdx.x % WARP / QUAD, of = (int32_t)threadIdx.x % QUAD * 2;
     const int64_t from = attend_query(&a, t, head < count ? first + head : first);
     float x[L::STEPS][4], top = 0, unit = 1, inverse = 1;
+    if (a.qkv.dtype == DTYPE_F32)
+        load_query<L, float>(x, a.qkv.data, from);
+    else if (a.qkv.dtype == DTYPE_F16)
+        load_query<L, __half>(x, a.qkv.data, from);
+    else
+        load_query<L, bf16>(x, a.qkv.data, from);
 #pragma unroll
     for (int s = 0; s < L::STEPS; s++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const int64_t pair = from + 16 * s + element<L>::of_query(i / 2 * 2);
-            x[s][i] = get_elements<2>(a.qkv, pair).e[i % 2] * a.scale;
-            x[s][i] = head < count ? x[s][i] : 0;
+            x[s][i] = head < count ? x[s][i] * a.scale : 0;
             top = fmaxf(top, fabsf(x[s][i]));
         }
     if (std::is_same<typename L::C, __half>::value) {

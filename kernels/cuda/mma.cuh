@@ -36,6 +36,12 @@ DEVICE void mma_copy_near(void *shared, const void *global, bool there)
                  : "memory");
 }
 
+/* The 128 bytes there are about to be read: to the cache that all share, so they may change yet. */
+DEVICE void mma_announce(const void *global)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+}
+
 /* The thread's copies since the last call are a group. */
 DEVICE void mma_copy_group()
 {

@@ -76,6 +76,10 @@ inline void mma_copy_near(void *shared, const void *global, bool there)
     mma_copy(shared, global, there);
 }
 
+inline void mma_announce(const void *)
+{
+}
+
 inline void mma_copy_group()
 {
     emulate_copies().groups.push_back(0);
