@@ -24,21 +24,44 @@ template <typename E_, typename C_, int DIM_, int TILES_, int KEYS_> struct plan
     static constexpr int VEC = 16 / (int)sizeof(E), CHUNKS = DIM / VEC; /* loads of a key */
 };
 
+/* Of queries of type Q. The loads of some pairs are under way together; instead of a row that the
+ * run does not have the tile's first one is read. */
+template <typename P, typename Q>
+DEVICE void load_pairs(typename P::C *q, const struct attend_args &a, const struct span &s)
+{
+    constexpr int PAIRS = P::DIM / 2, ALL = P::ROWS * PAIRS / THREADS, ONCE = 4;
+    static_assert(P::ROWS * PAIRS % THREADS == 0 && ALL % ONCE == 0, "a thread has whole ones");
+#pragma unroll 1
+    for (int32_t i = 0; i < ALL; i += ONCE) {
+        pack<Q, 2> x[ONCE];
+#pragma unroll
+        for (int u = 0; u < ONCE; u++) {
+            const int32_t n = (int32_t)threadIdx.x + (i + u) * THREADS, r = n / PAIRS;
+            const int32_t there = span_has(s, r) ? r : 0;
+            const int64_t from =
+                attend_query(&a, s.tile + there / s.heads, s.first + there % s.heads);
+            x[u] = *(const pack<Q, 2> *)((const Q *)a.qkv.data + from + n % PAIRS * 2);
+        }
+#pragma unroll
+        for (int u = 0; u < ONCE; u++) {
+            const int32_t n = (int32_t)threadIdx.x + (i + u) * THREADS, r = n / PAIRS;
+            float v[2];
+            widen(v, x[u]);
+            *(uint32_t *)(q + r * P::PITCH + n % PAIRS * 2) =
+                span_has(s, r) ? mma_pair(v[0], v[1], typename P::C()) : 0;
+        }
+    }
+}
+
 template <typename P>
 DEVICE void load_queries(typename P::C *q, const struct attend_args &a, const struct span &s)
 {
-    constexpr int PAIRS = P::DIM / 2;
-    for (int32_t n = (int32_t)threadIdx.x; n < P::ROWS * PAIRS; n += THREADS) {
-        const int32_t r = n / PAIRS, e = n % PAIRS * 2;
-        float x = 0, y = 0;
-        if (span_has(s, r)) {
-            const int64_t from = attend_query(&a, s.tile + r / s.heads, s.first + r % s.heads) + e;
-            const pack<float, 2> pair = get_elements<2>(a.qkv, from);
-            x = pair.e[0];
-            y = pair.e[1];
-        }
-        *(uint32_t *)(q + r * P::PITCH + e) = mma_pair(x, y, typename P::C());
-    }
+    if (a.qkv.dtype == DTYPE_F32)
+        load_pairs<P, float>(q, a, s);
+    else if (a.qkv.dtype == DTYPE_F16)
+        load_pairs<P, __half>(q, a, s);
+    else
+        load_pairs<P, bf16>(q, a, s);
 }
 
 /* The nth KEYS keys, then their values; zeros beyond the last, where nothing was ever written, and
