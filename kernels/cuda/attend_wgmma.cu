@@ -2,7 +2,9 @@
  * (wgmma.cuh). Tiles are those of attend_flash.cu, and so are the rules of rounding; each group of
  * four warps has 64 rows of one. A group more does nothing but load: what it has copied it tells by
  * a barrier, and by another it is told which stage it may fill again. While a group weighs its
- * scores, products run: its own of the weights before them, and the other's. */
+ * scores, products run: its own of the weights before them, and the other's. They fall into step by
+ * themselves: made to begin theirs in turns, a layer of a prompt of 8,192 took 1.27 ms on an H200
+ * instead of 0.9. */
 #include "kernels/cuda/attend_flash.cuh"
 
 #include "kernels/cuda/wgmma.cuh"
@@ -285,30 +287,16 @@ DEVICE void weigh_keys(struct rows_of_lane<P> &l, const struct attend_args &a, c
         old[half] = weigh<P>(l, 0, half, a.softcap > 0 ? 1 : a.scale);
 }
 
-/* The two groups begin their products in turns, so that one weighs while the other multiplies. */
-DEVICE void turn_wait(int group)
-{
-    group_sync(2 + group, 2 * GROUP);
-}
-
-DEVICE void turn_pass(int group)
-{
-    group_arrive(2 + 1 - group, 2 * GROUP);
-}
-
 /* The first scores of a span: there are no weights yet whose products run beside. */
 template <typename P>
 DEVICE void attend_first_keys(const struct memory<P> &m, const struct attend_args &a,
                               const struct span &s, struct rows_of_lane<P> &l, struct weights<P> &w,
                               wgmma_place query, struct turn &t)
 {
-    const int group = (int)threadIdx.x / GROUP;
     float old[2]; /* nothing is summed that would shrink */
     wait_full(m, t);
     wgmma_publish(); /* what others have copied */
-    turn_wait(group);
     begin_scores<P>(l, query, stage_of(m, t.stage));
-    turn_pass(group);
     wgmma_wait<0>();
     wgmma_hold(l.score[0]);
     give_back(m, t);
@@ -323,16 +311,13 @@ DEVICE void attend_keys(const struct memory<P> &m, const struct attend_args &a,
                         const struct span &s, struct rows_of_lane<P> &l, struct weights<P> &w,
                         wgmma_place query, struct turn &t, int32_t nth)
 {
-    const int group = (int)threadIdx.x / GROUP;
     const struct turn values = after<P>(t);
     float old[2];
     wait_full(m, t);
     wait_full(m, values);
     wgmma_publish();
-    turn_wait(group);
     begin_scores<P>(l, query, stage_of(m, t.stage));
     begin_output<P>(l, w, stage_of(m, values.stage));
-    turn_pass(group);
     wgmma_wait<1>();
     wgmma_hold(l.score[0]);
     give_back(m, t);
@@ -404,13 +389,8 @@ __global__ void __launch_bounds__(P::THREADS, 1)
         registers_fewer<P::FEW>();
         walk_spans(all, tile, most, [&](const struct span &s) { feed_span<P>(m, a, cache, s, t); });
     } else {
-        const int group = (int)threadIdx.x / GROUP;
         registers_more<P::MORE>();
-        if (group == 1)
-            turn_pass(group);
         walk_spans(all, tile, most, [&](const struct span &s) { attend_span<P>(m, a, s, t); });
-        if (group == 0)
-            turn_wait(group); /* the last one, which nobody has taken */
     }
 }
 

@@ -155,15 +155,10 @@ DEVICE void barrier_wait(uint64_t *b, uint32_t parity)
                  : "memory");
 }
 
-/* So many threads, of whole warps, meet at one of 15 places; who arrives does not wait. */
+/* So many threads, of whole warps, meet at one of 15 places. */
 DEVICE void group_sync(int place, int threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(1 + place), "r"(threads) : "memory");
-}
-
-DEVICE void group_arrive(int place, int threads)
-{
-    asm volatile("bar.arrive %0, %1;" ::"r"(1 + place), "r"(threads) : "memory");
 }
 
 /* ---- registers of a group's threads ---- */
