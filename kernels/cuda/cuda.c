@@ -309,6 +309,11 @@ enum status cuda_open(const char *name, int32_t threads, struct backend **out, s
     cudaError_t e = cudaSetDevice(c->device);
     if (e == cudaSuccess)
         e = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    if (e == cudaSuccess)
+        e = cudaDeviceGetAttribute(&c->processors, cudaDevAttrMultiProcessorCount, c->device);
+    if (e == cudaSuccess)
+        e = cudaDeviceGetAttribute(&c->shared, cudaDevAttrMaxSharedMemoryPerMultiprocessor,
+                                   c->device);
     if (e != cudaSuccess) {
         st = base_fail(err, ERR_DEVICE, "opening %s: %s", name, cudaGetErrorString(e));
         goto out;

@@ -69,7 +69,9 @@ struct blas; /* blas.h */
 struct cuda_backend {
     struct backend base;
     int32_t device;
-    void *stream; /* cudaStream_t */
+    int processors; /* of the device */
+    int shared;     /* bytes of memory of each of them */
+    void *stream;   /* cudaStream_t */
     struct blas *blas;
     struct pool *pool;
     struct cuda_stage stages[CUDA_STAGES];

@@ -1,31 +1,73 @@
 /* DESIGN: few rows. The weight is read once, and its bytes are what takes time. They come through a
- * ring in shared memory that each thread fills and empties for itself, without a barrier: a block
- * of 8 warps has 24 KiB and more under way while it computes, whatever registers that takes, and
- * some 32 KiB on a multiprocessor cover the latency of an H200's memory.
+ * ring in shared memory that each thread fills and empties for itself, without a barrier, whatever
+ * registers computing takes; some 32 KiB under way on a multiprocessor cover the latency of an
+ * H200's memory. The ring fills while the kernel that makes x is still running.
  *
  * What a warp does between two vectors must not wait, or its share of the memory does. A load of x
  * would: it queues behind all that is under way of the weight. So x comes through a ring of its
  * own, in the same groups of copies, by way of the multiprocessor's cache, for which the rings
  * leave room. Where that ring would be too large x is loaded to registers, one step ahead if they
- * suffice; of one row, on an H200, that took 35 us for 4096 -> 14336 in bf16, where 27 are a plain
- * read's.
+ * suffice.
+ *
+ * Most products have so many blocks that some end early and others take their place: they share
+ * the memory evenly. Where all fit at once, as those of the widths in a model, the slowest
+ * multiprocessor decides. So each block asks for such a part of the shared memory that no
+ * multiprocessor has more of them than another, and makes its ring as deep as that: most of a small
+ * weight is there when x is. On an H200 that took a layer of a decode, Llama 3.1 8B's, from 127 us
+ * to 122; with prefetches to the cache of all multiprocessors instead it was 9 us slower than
+ * without.
  *
  * The warps of a block share its outputs, and each has a turn of the steps (product.cuh): rows are
- * read in runs of 512 bytes. The ring fills while the kernel that makes x is still running.
+ * read in runs of 512 bytes.
  *
- * Rejected: a pass that splits x ahead (a launch more; splitting hides behind the loads), splitting
- * k over blocks (small weights would like it, but sums would need a second pass), and measured as
- * slower: bulk copies by a warp of their own, blocks that stay for several outputs, warps with rows
- * of their own, loads to registers. */
+ * Rejected: splitting k over blocks (sums would need a second pass), and measured as slower: bulk
+ * copies by a warp of their own, blocks that stay for several outputs, warps with rows of their
+ * own, loads to registers. */
+#include <type_traits>
+
 #include "kernels/cuda/product.cuh"
 
 #define WARPS TURNS
-#define STAGES 4         /* of the ring */
+#define STAGES_USUAL 4   /* of a ring whose blocks take each other's place */
+#define STAGES_MOST 11   /* of one of blocks that fit at once: of a multiprocessor's memory */
+#define HALF (112 << 10) /* each of two has so many bytes, on Hopper, */
+#define THIRD (68 << 10) /* or of three, which leaves some to kernels between two products */
+#define RESERVED 1024    /* of each block, not its own */
 #define AHEAD_COLUMNS 16 /* of x that a lane splits ahead, most */
 #define RINGS_MAX 98304  /* bytes of a block: all devices have them, an H200 twice */
-#ifndef GEMV_FEW_BLOCKS
-#define GEMV_FEW_BLOCKS 264 /* two for each multiprocessor of a large device */
-#endif
+
+/* ---- E4M3 ---- */
+
+/* Few rows leave out the product that makes a code's bits its value: they mean 2^-120 times that,
+ * subnormal numbers among them, x is taken times 2^96 and results times 2^24. No bit differs. */
+template <enum scales WHICH> struct few_f8 : form_f8<WHICH> {
+    static DEVICE void unpack(uint32_t (&to)[1][2], const uint32_t *v, int sub, unscaled::ready)
+    {
+        to[0][0] = (v[sub] << 8 & 0x80008000u) | (v[sub] << 4 & 0x07f007f0u);
+        to[0][1] = (v[sub] & 0x80008000u) | (v[sub] >> 4 & 0x07f007f0u);
+    }
+};
+
+template <typename F> constexpr float X_TIMES = 1;
+template <enum scales WHICH> constexpr float X_TIMES<few_f8<WHICH>> = 0x1p96f;
+template <typename F> constexpr float Y_TIMES = 1;
+template <enum scales WHICH> constexpr float Y_TIMES<few_f8<WHICH>> = 0x1p24f;
+
+template <typename F> struct few_form {
+    typedef F form;
+};
+template <enum scales WHICH> struct few_form<form_f8<WHICH>> {
+    typedef struct few_f8<WHICH> form;
+};
+
+template <typename F> DEVICE void split_few(uint32_t (&to)[X_PAIRS<F>][4], const float (&f)[4])
+{
+    float x[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        x[i] = X_TIMES<F> == 1 ? f[i] : f[i] * X_TIMES<F>;
+    split_x<F>(to, x);
+}
 
 /* ---- a block's rows ---- */
 
@@ -157,7 +199,7 @@ DEVICE void write_out(const struct product &p, struct leaf l, const float (&sum)
             total += of_warp[from][i][lane];
         if (o < p.out && t < p.rows)
             y[(int64_t)y_row(which, t, i < N ? pair[0] : pair[GROUPS - 1]) * p.out + o] =
-                F::SCALES == PER_ROW ? total * f8_scale(p, l, o, l.begin) : total;
+                F::SCALES == PER_ROW ? total * Y_TIMES<F> * f8_scale(p, l, o, l.begin) : total;
     }
 }
 
@@ -168,58 +210,72 @@ constexpr int OUTPUTS_OF = F::SCALES == GROUPED ? 5 - GROUPS
                            : F::K > 8           ? (F::PIECES *GROUPS < 4 ? 4 : 3)
                                                 : 2 * GROUPS;
 template <> constexpr int OUTPUTS_OF<form_int4<true>, 1> = 2;
-/* The same where there would be too few blocks: on an H200 36 us instead of 44 for 14336 -> 4096 in
- * bf16. */
-template <typename F, int GROUPS> constexpr int OUTPUTS_FEW = OUTPUTS_OF<F, GROUPS>;
-template <> constexpr int OUTPUTS_FEW<form_bf16, 1> = 1;
+/* The same of one row where there would be fewer blocks than two for each multiprocessor. */
+template <typename F, int GROUPS>
+constexpr int OUTPUTS_FEW = GROUPS == 1 && OUTPUTS_OF<F, GROUPS> > 2 ? 2 : OUTPUTS_OF<F, GROUPS>;
 
 /* Blocks of a multiprocessor, for which there have to be registers. */
 template <typename F, int GROUPS, typename Which, bool ALIGNED>
 constexpr int RESIDENT = F::AT_ONCE == GROUP || (!ALIGNED && F::K > CUDA_VECTOR) ? 1 : 2;
 template <typename F, int GROUPS> constexpr int RESIDENT<F, GROUPS, mixture, false> = 1;
 template <> constexpr int RESIDENT<form_f8<PER_STEP>, 2, mixture, true> = 1;
+template <> constexpr int RESIDENT<form_f8<PER_STEP>, 2, alone, false> = 1;
 template <> constexpr int RESIDENT<form_bf16, 1, alone, true> = 4;
+template <> constexpr int RESIDENT<few_f8<PER_ROW>, 1, alone, true> = 3;
 
 /* A thread's vectors of the weight; sums lie there in the end. */
-template <int OUTPUTS>
+template <int OUTPUTS, int STAGES>
 constexpr size_t RING = sizeof(pack<uint32_t, 4>[STAGES][OUTPUTS][WARPS * WARP]);
 
 /* ---- x ---- */
 
-/* A lane's row of x, which comes with the weight, through a ring of its own: so no step waits for
- * it. Lanes without a row have zeros. */
-template <typename F> struct x_ring {
-    static constexpr int VECTORS = F::K / 4;
+/* Rows of x, which come with the weight, through a ring of their own: so no step waits for them.
+ * Of less than 8 rows a step's vectors are split once, each by one lane of the warp, and what
+ * becomes of them lies in their place. Lanes without a row have zeros. */
+template <typename F, int ROWS, int STAGES_> struct x_ring {
+    static constexpr int VECTORS = F::K / 4, STAGES = STAGES_;
+    static constexpr int COPIED = ROWS * PART, EACH = COPIED * VECTORS; /* of a step */
+    static constexpr int PASSES = (EACH + WARP - 1) / WARP, STAGE = WARPS * EACH;
+    static constexpr bool OWN = ROWS == GROUP;                 /* each lane copies what it takes */
+    static constexpr bool IN_PLACE = !OWN && F::X_PIECES == 2; /* what a vector becomes fits */
+    static constexpr size_t BYTES = STAGES * STAGE * sizeof(pack<float, 4>);
     typedef pack<float, 4> vector;
-    const float *next; /* what is copied next */
-    vector *own;       /* the thread's in the first stage */
-    int32_t pitch;     /* from one vector to the thread's next */
+    const float *next[PASSES]; /* what is copied next; nullptr: there is no such row */
+    vector *own;               /* the warp's in the first stage */
     bool has;
 
-    /* Bytes that a block with so many rows needs. */
-    static constexpr size_t bytes(int32_t rows)
-    {
-        return STAGES * VECTORS * WARPS * PART * (rows < GROUP ? rows : GROUP) * sizeof(vector);
-    }
     template <typename Which>
     DEVICE void open(const struct product &p, const Which &which, const int32_t (&pair)[1],
                      int32_t k, void *memory)
     {
-        const int32_t rows = p.rows < GROUP ? p.rows : GROUP, warp = (int32_t)threadIdx.x / WARP,
-                      lane = (int32_t)threadIdx.x % WARP;
-        has = lane / PART < rows;
-        next = p.x + (int64_t)x_row(p, which, lane / PART, pair[0]) * p.x_pitch + k;
-        mma_keep(next);
-        own = (vector *)memory + warp * rows * PART + lane;
-        pitch = WARPS * PART * rows;
+        const int32_t lane = (int32_t)threadIdx.x % WARP;
+        has = lane / PART < p.rows && lane / PART < ROWS;
+        own = (vector *)memory + (int32_t)threadIdx.x / WARP * EACH;
+#pragma unroll
+        for (int i = 0; i < PASSES; i++) {
+            const int32_t n = i * WARP + lane, row = n % COPIED / PART;
+            const int32_t its = __shfl_sync(ALL_LANES, pair[0], row * PART);
+            next[i] = n < EACH && row < p.rows
+                          ? p.x + (int64_t)x_row(p, which, row, its) * p.x_pitch + k + column(n)
+                          : nullptr;
+        }
     }
+    /* Of a vector, in a step. */
+    DEVICE static int32_t column(int32_t n)
+    {
+        return n % PART * F::K + n / COPIED * 4;
+    }
+    /* k: the step's first column */
     DEVICE void copy(int32_t end, int32_t k, int32_t stage)
     {
-        if (has)
 #pragma unroll
-            for (int i = 0; i < VECTORS; i++)
-                mma_copy_near(own + (stage * VECTORS + i) * pitch, next + 4 * i, k + 4 * i < end);
-        next += WARPS * PART * F::K;
+        for (int i = 0; i < PASSES; i++) {
+            const int32_t n = i * WARP + (int32_t)threadIdx.x % WARP;
+            if (next[i] != nullptr) {
+                mma_copy_near(own + stage * STAGE + n, next[i], k + column(n) < end);
+                next[i] += WARPS * PART * F::K;
+            }
+        }
     }
     DEVICE void begin(int32_t, int32_t)
     {
@@ -227,28 +283,44 @@ template <typename F> struct x_ring {
     DEVICE void turn(int32_t, int32_t)
     {
     }
+    /* What has been copied is there for the lanes that take it, split. */
+    DEVICE void settle(int32_t stage)
+    {
+#pragma unroll
+        for (int i = 0; i < PASSES; i++) {
+            vector *at = own + stage * STAGE + i * WARP + (int32_t)threadIdx.x % WARP;
+            if (IN_PLACE && next[i] != nullptr) {
+                const vector v = *at;
+                uint32_t to[X_PAIRS<F>][4];
+                split_few<F>(to, v.e);
+                memcpy(at, to, sizeof *at);
+            }
+        }
+        if (!OWN)
+            __syncwarp();
+    }
     DEVICE void take(uint32_t (&to)[X_PAIRS<F>][4], int, int sub, int32_t, int32_t, int32_t stage)
     {
         vector v = {};
         if (has)
-            v = own[(stage * VECTORS + sub) * pitch];
-        split_x<F>(to, v.e);
+            v = own[stage * STAGE + sub * COPIED + (int32_t)threadIdx.x % WARP];
+        if (IN_PLACE)
+            memcpy(to, &v, sizeof v);
+        else
+            split_few<F>(to, v.e);
     }
 };
 
 /* A lane's row in each group where that ring would be too large. A step of few columns is split
  * while the next one is on its way. */
 template <typename F, int GROUPS, bool ALIGNED> struct x_rows {
-    static constexpr int SUBS = F::K / 4;
+    static constexpr int SUBS = F::K / 4, STAGES = STAGES_USUAL;
     static constexpr bool AHEAD = GROUPS * F::K <= AHEAD_COLUMNS;
+    static constexpr size_t BYTES = 0;
     const float *row[GROUPS];
     uint32_t split[SUBS][GROUPS][X_PAIRS<F>][4];
     alignas(16) float next[SUBS][GROUPS][4];
 
-    static constexpr size_t bytes(int32_t)
-    {
-        return 0;
-    }
     template <typename Which>
     DEVICE void open(const struct product &p, const Which &which, const int32_t (&pair)[GROUPS],
                      int32_t, void *)
@@ -273,8 +345,11 @@ template <typename F, int GROUPS, bool ALIGNED> struct x_rows {
     {
 #pragma unroll
         for (int i = 0; AHEAD && i < SUBS * GROUPS; i++)
-            split_x<F>(split[i / GROUPS][i % GROUPS], next[i / GROUPS][i % GROUPS]);
+            split_few<F>(split[i / GROUPS][i % GROUPS], next[i / GROUPS][i % GROUPS]);
         begin(end, next_k);
+    }
+    DEVICE void settle(int32_t)
+    {
     }
     DEVICE void take(uint32_t (&to)[X_PAIRS<F>][4], int g, int sub, int32_t end, int32_t k, int32_t)
     {
@@ -283,7 +358,7 @@ template <typename F, int GROUPS, bool ALIGNED> struct x_rows {
             memcpy(to, split[sub][g], sizeof to);
         } else {
             load_x<ALIGNED>(f, row[g], end, k + 4 * sub);
-            split_x<F>(to, f);
+            split_few<F>(to, f);
         }
     }
 };
@@ -291,7 +366,7 @@ template <typename F, int GROUPS, bool ALIGNED> struct x_rows {
 /* ---- the kernel ---- */
 
 /* A thread's vectors of the weight, of which each stage has one of each of its outputs. */
-template <typename F, int OUTPUTS, bool ALIGNED> struct w_ring {
+template <typename F, int OUTPUTS, bool ALIGNED, int STAGES> struct w_ring {
     static constexpr int ROUND = WARPS * PART * F::K; /* columns of all warps' steps */
     typedef pack<uint32_t, 4> vector;
     const unsigned char *next[OUTPUTS]; /* what is copied next or, if not ALIGNED, rows */
@@ -341,7 +416,8 @@ template <typename F, int GROUPS, int OUTPUTS, bool ALIGNED, typename X, typenam
 __global__ void __launch_bounds__(WARPS *WARP, RESIDENT<F, GROUPS, Which, ALIGNED>)
     gemv_kernel(const __grid_constant__ struct product all, Which which)
 {
-    typedef struct w_ring<F, OUTPUTS, ALIGNED> W;
+    constexpr int STAGES = X::STAGES;
+    typedef struct w_ring<F, OUTPUTS, ALIGNED, STAGES> W;
     typedef pack<uint32_t, 4> vector;
     SHARED_DYNAMIC(vector, memory);
     const int32_t warp = (int32_t)threadIdx.x / WARP, part = (int32_t)threadIdx.x % PART;
@@ -354,11 +430,11 @@ __global__ void __launch_bounds__(WARPS *WARP, RESIDENT<F, GROUPS, Which, ALIGNE
         return;
     float sum[GROUPS][OUTPUTS * 2] = {};
     /* The lane's first column of a step; the next one of the warp's turn is ROUND on. */
-    int32_t mine = l.begin + (warp * PART + part) * F::K, stage = 0;
+    int32_t mine = l.begin + (warp * PART + part) * F::K;
     W w;
     X x;
     w.open(p, first, mine, memory);
-    x.open(p, which, pair, mine, memory + STAGES * OUTPUTS * WARPS * WARP);
+    x.open(p, which, pair, mine - part * F::K, memory + STAGES * OUTPUTS * WARPS * WARP);
 #pragma unroll
     for (int s = 0; s < STAGES - 1; s++)
         w.copy(p, l, mine + s * W::ROUND, s);
@@ -366,19 +442,20 @@ __global__ void __launch_bounds__(WARPS *WARP, RESIDENT<F, GROUPS, Which, ALIGNE
     x.begin(l.end, mine);
 #pragma unroll
     for (int s = 0; s < STAGES - 1; s++) { /* the first group has all of the weight's copies */
-        x.copy(l.end, mine + s * W::ROUND, s);
+        x.copy(l.end, mine - part * F::K + s * W::ROUND, s);
         mma_copy_group();
     }
+    int32_t stage = 0, empty = STAGES - 1;
     for (; mine - part * F::K < l.end; mine += W::ROUND) {
-        const int32_t ahead = mine + (STAGES - 1) * W::ROUND,
-                      empty = stage == 0 ? STAGES - 1 : stage - 1;
+        const int32_t ahead = mine + (STAGES - 1) * W::ROUND;
         w.copy(p, l, ahead, empty);
-        x.copy(l.end, ahead, empty);
-        mma_copy_group();
         x.turn(l.end, mine + W::ROUND);
         struct step_scales<F, OUTPUTS> scales; /* on their way while the weight is waited for */
-        scales.look(p, l, first, mine - part * F::K);
-        mma_copy_wait<STAGES - 1>();
+        scales.look(p, l, first, mine - part * F::K, Y_TIMES<F>);
+        mma_copy_wait<STAGES - 2>();
+        x.settle(stage);
+        x.copy(l.end, ahead - part * F::K, empty); /* with which all lanes are done now */
+        mma_copy_group();
         vector v[OUTPUTS];
         float step[GROUPS][OUTPUTS][4] = {};
         w.take(v, stage);
@@ -386,6 +463,7 @@ __global__ void __launch_bounds__(WARPS *WARP, RESIDENT<F, GROUPS, Which, ALIGNE
             x.take(row, g, sub, l.end, mine, stage);
         });
         add_step(sum, step, scales);
+        empty = stage;
         stage = stage + 1 < STAGES ? stage + 1 : 0;
     }
     mma_copy_wait<0>();
@@ -394,38 +472,76 @@ __global__ void __launch_bounds__(WARPS *WARP, RESIDENT<F, GROUPS, Which, ALIGNE
 
 /* ---- launches ---- */
 
-template <typename F, int GROUPS, int OUTPUTS, bool ALIGNED, typename X, typename Which>
-static void launch_x(struct cuda_backend *c, const struct product &p, const Which &which,
-                     int32_t rows, unsigned blocks)
+template <int OUTPUTS> static dim3 grid_of(const struct product &p, unsigned blocks)
 {
-    const dim3 grid(blocks_for((size_t)p.out, COLUMNS * OUTPUTS), (unsigned)p.leaves, blocks);
-    constexpr size_t all = RING<OUTPUTS> + X::bytes(GROUP),
-                     most = all < RINGS_MAX ? all : RINGS_MAX;
-    const auto kernel = gemv_kernel<F, GROUPS, OUTPUTS, ALIGNED, X, Which>;
-    if (most > 48 << 10) /* whatever the rows: a recording may have others */
-        cuda_note(
-            c, "linear",
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)most));
-    LAUNCH_AHEAD(c, kernel, grid, WARPS * WARP, RING<OUTPUTS> + X::bytes(rows), p, which);
+    return dim3(blocks_for((size_t)p.out, COLUMNS * OUTPUTS), (unsigned)p.leaves, blocks);
 }
 
-/* rows: most of one weight; blocks: of every output and leaf. */
-template <typename F, int GROUPS, int OUTPUTS, typename Which>
+/* share: bytes of shared memory that a block has at least. */
+template <typename F, int GROUPS, int OUTPUTS, bool ALIGNED, typename X, typename Which>
+static void launch_x(struct cuda_backend *c, const struct product &p, const Which &which,
+                     unsigned blocks, size_t share)
+{
+    constexpr size_t needed = RING<OUTPUTS, X::STAGES> + X::BYTES;
+    const size_t bytes = needed > share ? needed : share;
+    const auto kernel = gemv_kernel<F, GROUPS, OUTPUTS, ALIGNED, X, Which>;
+    if (bytes > 48 << 10)
+        cuda_note(
+            c, "linear",
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    LAUNCH_AHEAD(c, kernel, grid_of<OUTPUTS>(p, blocks), WARPS * WARP, bytes, p, which);
+}
+
+/* Stages of rings in so many bytes. */
+template <typename F, int OUTPUTS, int ROWS> constexpr int stages_in(size_t bytes)
+{
+    const int n = (int)(bytes / (RING<OUTPUTS, 1> + x_ring<F, ROWS, 1>::BYTES));
+    return n < STAGES_MOST ? n : STAGES_MOST;
+}
+
+/* true: launched with deep rings, since all blocks fit at once, so many on a multiprocessor. */
+template <typename F, int OUTPUTS, int ROWS, int EACH, int SHARE, typename Which>
+static bool launch_deep(struct cuda_backend *c, const struct product &p, const Which &which)
+{
+    constexpr int STAGES = stages_in<F, OUTPUTS, ROWS>(SHARE);
+    const dim3 grid = grid_of<OUTPUTS>(p, 1);
+    if constexpr (STAGES > STAGES_USUAL && std::is_same<Which, alone>::value)
+        if (grid.x * grid.y <= (unsigned)(EACH * c->processors) &&
+            EACH * (SHARE + RESERVED) <= c->shared) {
+            launch_x<F, 1, OUTPUTS, true, x_ring<F, ROWS, STAGES>>(c, p, which, 1, SHARE);
+            return true;
+        }
+    return false;
+}
+
+template <typename F, int OUTPUTS, int ROWS, typename Which>
+static void launch_ring(struct cuda_backend *c, const struct product &p, const Which &which,
+                        unsigned blocks)
+{
+    constexpr bool fits = stages_in<F, OUTPUTS, ROWS>(RINGS_MAX) >= STAGES_USUAL;
+    typedef std::conditional_t<fits, x_ring<F, ROWS, STAGES_USUAL>, x_rows<F, 1, true>> X;
+    if (!launch_deep<F, OUTPUTS, ROWS, 2, HALF>(c, p, which) &&
+        !launch_deep<F, OUTPUTS, ROWS, 3, THIRD>(c, p, which))
+        launch_x<F, 1, OUTPUTS, true, X>(c, p, which, blocks, 0);
+}
+
+/* ROWS: most of one weight, for those that are launched here; blocks: of every output and leaf. */
+template <typename F, int GROUPS, int OUTPUTS, int ROWS, typename Which>
 static void launch_outputs(struct cuda_backend *c, const struct product &p, const Which &which,
                            int32_t rows, unsigned blocks)
 {
-    constexpr size_t ring = RING<OUTPUTS>;
-    constexpr bool always = GROUPS == 1 && ring + x_ring<F>::bytes(GROUP) <= RINGS_MAX;
-    if (!is_aligned<F>(p)) {
-        launch_x<F, GROUPS, OUTPUTS, false, x_rows<F, GROUPS, false>>(c, p, which, rows, blocks);
-        return;
-    }
-    if constexpr (GROUPS == 1)
-        if (ring + x_ring<F>::bytes(rows) <= RINGS_MAX)
-            launch_x<F, 1, OUTPUTS, true, x_ring<F>>(c, p, which, rows, blocks);
-    if constexpr (!always)
-        if (GROUPS > 1 || ring + x_ring<F>::bytes(rows) > RINGS_MAX)
-            launch_x<F, GROUPS, OUTPUTS, true, x_rows<F, GROUPS, true>>(c, p, which, rows, blocks);
+    if (!is_aligned<F>(p))
+        launch_x<F, GROUPS, OUTPUTS, false, x_rows<F, GROUPS, false>>(c, p, which, blocks, 0);
+    else if constexpr (GROUPS > 1)
+        launch_x<F, GROUPS, OUTPUTS, true, x_rows<F, GROUPS, true>>(c, p, which, blocks, 0);
+    else if constexpr (ROWS == 1)
+        launch_ring<F, OUTPUTS, 1>(c, p, which, blocks);
+    else if (rows == 1)
+        launch_ring<F, OUTPUTS, 1>(c, p, which, blocks);
+    else if (rows <= 4)
+        launch_ring<F, OUTPUTS, 4>(c, p, which, blocks);
+    else
+        launch_ring<F, OUTPUTS, 8>(c, p, which, blocks);
 }
 
 template <typename F, int GROUPS, typename Which>
@@ -434,10 +550,11 @@ static void launch(struct cuda_backend *c, const struct product &p, const Which 
 {
     constexpr int USUAL = OUTPUTS_OF<F, GROUPS>, FEW = OUTPUTS_FEW<F, GROUPS>;
     const size_t usual = blocks_for((size_t)p.out, COLUMNS * USUAL) * (size_t)p.leaves * blocks;
-    if (usual > GEMV_FEW_BLOCKS)
-        launch_outputs<F, GROUPS, USUAL>(c, p, which, rows, blocks);
+    if (FEW == USUAL || rows > 1 || usual > 2 * (size_t)c->processors)
+        launch_outputs<F, GROUPS, USUAL, GROUPS * GROUP>(c, p, which, rows, blocks);
     else
-        launch_outputs<F, GROUPS, FEW>(c, p, which, rows, blocks);
+        launch_outputs<F, GROUPS, FEW, FEW == USUAL ? GROUPS * GROUP : 1>(c, p, which, rows,
+                                                                          blocks);
 }
 
 /* rows: most of one weight, for which there are kernels. */
@@ -446,7 +563,7 @@ static void launch_few(struct cuda_backend *c, const struct product &p, const Wh
                        int32_t rows, unsigned blocks)
 {
     if (rows <= GROUP)
-        launch<F, 1>(c, p, which, rows, blocks);
+        launch<typename few_form<F>::form, 1>(c, p, which, rows, blocks);
     else
         launch<F, F::AT_ONCE / GROUP>(c, p, which, rows, blocks);
 }

@@ -141,14 +141,16 @@ DEVICE int32_t output_of(int32_t first, int i)
     return first + i / 2 * COLUMNS + (int32_t)threadIdx.x % PART * 2 + i % 2;
 }
 
-/* Of a lane's outputs: what the step that begins with column k is to be multiplied by. */
+/* Of a lane's outputs: what the step that begins with column k is to be multiplied by; `times`: of
+ * scales. */
 template <typename F, int OUTPUTS> struct step_scales {
     float of[OUTPUTS * 2];
-    DEVICE void look(const struct product &p, struct leaf l, int32_t first, int32_t k)
+    DEVICE void look(const struct product &p, struct leaf l, int32_t first, int32_t k,
+                     float times = 1)
     {
 #pragma unroll
         for (int i = 0; i < OUTPUTS * 2; i++)
-            of[i] = F::SCALES == PER_STEP ? f8_scale(p, l, output_of(first, i), k) : 1.0f;
+            of[i] = F::SCALES == PER_STEP ? f8_scale(p, l, output_of(first, i), k) * times : 1.0f;
     }
 };
 

@@ -31,7 +31,12 @@ enum cudaStreamCaptureStatus {
     cudaStreamCaptureStatusActive,
     cudaStreamCaptureStatusInvalidated
 };
-enum cudaDeviceAttr { cudaDevAttrComputeCapabilityMajor, cudaDevAttrComputeCapabilityMinor };
+enum cudaDeviceAttr {
+    cudaDevAttrComputeCapabilityMajor,
+    cudaDevAttrComputeCapabilityMinor,
+    cudaDevAttrMultiProcessorCount,
+    cudaDevAttrMaxSharedMemoryPerMultiprocessor
+};
 typedef struct emulated_graph *cudaGraph_t;
 typedef struct emulated_exec *cudaGraphExec_t;
 struct cudaDeviceProp {

@@ -419,12 +419,16 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *out, int)
     return cudaSuccess;
 }
 
-/* EMULATED_MAJOR: it is of another generation. */
+/* EMULATED_MAJOR: it is of another generation. So few multiprocessors that a small product has more
+ * blocks than they hold at once, and another has not. */
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr what, int)
 {
     const char *named = getenv("EMULATED_MAJOR");
     const int major = named != nullptr ? named[0] - '0' : 9;
-    *value = what == cudaDevAttrComputeCapabilityMajor ? major : 0;
+    *value = what == cudaDevAttrComputeCapabilityMajor             ? major
+             : what == cudaDevAttrMultiProcessorCount              ? 2
+             : what == cudaDevAttrMaxSharedMemoryPerMultiprocessor ? 228 << 10
+                                                                   : 0;
     return cudaSuccess;
 }
 
