@@ -189,7 +189,8 @@ static void test_linear(void **state UNUSED)
         {0, 16, 16, 1},   {3, 1, 1, 1},        {100, 96, 34, 4},  {490, 30, 40, 1},
         {11, 530, 32, 1}, {9, 130, 64, 1},     {8, 130, 64, 3},   {10, 700, 20, 1},
         {2, 9, 1000, 1},  {1, 520, 32 * 9, 1}, {33, 300, 48, 1},  {70, 129, 64, 2},
-        {20, 7, 16, 1},   {66, 520, 200, 1},   {17, 4104, 16, 1}, {18, 2900, 24, 1}};
+        {20, 7, 16, 1},   {66, 520, 200, 1},   {17, 4104, 16, 1}, {18, 2900, 24, 1},
+        {1, 5632, 40, 1}, {1, 3072, 90, 1},    {3, 3072, 40, 1},  {6, 3072, 40, 1}};
     /* blocks of any width that begin before the weight does, as a rank's part of one has them; of
      * whole steps of a device's kernels, and not */
     static const struct linear_case types[] = {
@@ -219,7 +220,7 @@ static void test_linear(void **state UNUSED)
         for (size_t t = 0; t < ARRAY_LEN(types); t++) {
             struct linear_case c = types[t];
             char what[96];
-            if (shapes[s][1] > 2048 && !dtype_is_compute(c.dtype))
+            if (shapes[s][1] > 2048 && shapes[s][0] > DEVICE_FEW_ROWS && !dtype_is_compute(c.dtype))
                 continue; /* rows that the emulated device has no room to widen */
             c.rows = shapes[s][0];
             c.in = shapes[s][1];
@@ -308,6 +309,46 @@ static void test_leaves(void **state UNUSED)
             if (invariant != NULL)
                 leaves_case(invariant, &c);
         }
+}
+
+static void powers_case(struct backend *b, struct linear_case c)
+{
+    enum { OUT = 20, IN = 192, ROWS = 9, SOME = ROWS - 1 };
+    c.in = IN, c.out = OUT, c.leaves = 1;
+    const struct weight_spec spec = linear_spec(&c);
+    float *x = generated(3, ROWS * IN), more[ROWS * IN], y[ROWS * OUT], got[ROWS * OUT];
+    void *storage;
+    struct weight *w = made(b, &spec, 7, put_dtype(c.dtype), 0, &storage);
+    for (int32_t rows = 1; rows <= ROWS; rows += rows < SOME ? SOME - 1 : 1) {
+        struct cview view = {x, DTYPE_F32, rows, IN};
+        ok(backend_linear(b, view_f32(y, rows, OUT), view, w, &err));
+        for (int power = -40; power <= 40; power += 80) {
+            for (int32_t k = 0; k < rows * IN; k++)
+                more[k] = ldexpf(x[k], power);
+            view.data = more;
+            ok(backend_linear(b, view_f32(got, rows, OUT), view, w, &err));
+            for (int32_t k = 0; k < rows * OUT; k++)
+                got[k] = ldexpf(got[k], -power);
+            assert_bits(b->ops->name, got, y, (size_t)(rows * OUT));
+        }
+    }
+    guarded_free(x, ROWS * IN);
+    b->ops->weight_close(w);
+    free(storage);
+}
+
+/* Rows times a power of two give as much more, to the bit: whatever a kernel does to them before it
+ * multiplies leaves room for large ones and small ones. */
+static void test_linear_powers(void **state UNUSED)
+{
+    static const struct linear_case types[] = {{.dtype = DTYPE_F32},
+                                               {.dtype = DTYPE_BF16},
+                                               {.dtype = DTYPE_F8_E4M3},
+                                               {.dtype = DTYPE_F8_E4M3, .scale_cols = 64},
+                                               {.dtype = DTYPE_I4, .scale_cols = BACKEND_GROUP}};
+    for (int i = 0; nth_backend(i) != NULL; i++)
+        for (size_t t = 0; t < ARRAY_LEN(types); t++)
+            powers_case(nth_backend(i), types[t]);
 }
 
 /* F8_E4M3 gives the bits of the same values held in F32. */
@@ -751,7 +792,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         T2(generator, exp),     T2(tables, arguments),    T2(pool, parallel),
         T2(weight_put, linear), T2(weight_f8, linear_f8), T2(linear_ints, rows),
-        T2(sum_tree, lookup),   T2(codes_f8, leaves),     cmocka_unit_test(test_copy)};
+        T2(sum_tree, lookup),   T2(codes_f8, leaves),     T2(linear_powers, copy)};
     only(argc, argv);
     return cmocka_run_group_tests(tests, open_invariant_too, close_subjects);
 }

@@ -77,7 +77,7 @@ HOST_DEVICE float *partial_at(const struct attend_args *a, int32_t place, int32_
 }
 
 /* One block: some rows that are alone and long. */
-__global__ void attend_pick_kernel(struct attend_args a)
+__global__ void __launch_bounds__(PICK_THREADS) attend_pick_kernel(struct attend_args a)
 {
     __shared__ int32_t count;
     if (threadIdx.x == 0)

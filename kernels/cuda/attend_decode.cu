@@ -46,20 +46,6 @@ template <typename L> DEVICE int32_t block_of(const struct part &p, int32_t nth)
     return turn * L::WARPS + (int32_t)threadIdx.x / WARP;
 }
 
-/* Heads that read the KV head. A lane looks at each, where attend_heads_of has to wait for one look
- * after the other. */
-DEVICE struct attend_heads heads_at_once(const struct attend_args &a, int32_t kv_head)
-{
-    struct attend_heads h = {0, 0};
-    for (int32_t i = 0; i < a.heads; i += WARP) {
-        const int32_t head = i + (int32_t)threadIdx.x % WARP;
-        const int32_t of = head < a.heads ? a.kv_of[head] : INT32_MAX;
-        h.first += __popc(__ballot_sync(ALL_LANES, of < kv_head));
-        h.past += __popc(__ballot_sync(ALL_LANES, of <= kv_head));
-    }
-    return h;
-}
-
 /* ---- ends of splits ---- */
 
 /* What all warps know of a split, and the block of those before. */
@@ -430,7 +416,7 @@ __launch_bounds__(L::THREADS,
         return;
     const int32_t position = a.rows.position[p.t]; /* with what is loaded next */
     p.slot = a.rows.slot[p.t];
-    p.heads = heads_at_once(a, p.kv_head);
+    p.heads = attend_heads_at_once(a, p.kv_head);
     const bool works =
         p.slot >= 0 && p.heads.first < p.heads.past && find_splits(p, a, position, few);
     if (!works) {

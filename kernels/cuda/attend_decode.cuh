@@ -129,12 +129,7 @@ DEVICE void load_queries(struct parts (&q)[L::STEPS], float (&back)[2], const st
     const int32_t head = (int32_t)threadIdx.x % WARP / QUAD, of = (int32_t)threadIdx.x % QUAD * 2;
     const int64_t from = attend_query(&a, t, head < count ? first + head : first);
     float x[L::STEPS][4], top = 0, unit = 1, inverse = 1;
-    if (a.qkv.dtype == DTYPE_F32)
-        load_query<L, float>(x, a.qkv.data, from);
-    else if (a.qkv.dtype == DTYPE_F16)
-        load_query<L, __half>(x, a.qkv.data, from);
-    else
-        load_query<L, bf16>(x, a.qkv.data, from);
+    WITH_TYPE(a.qkv.dtype, load_query<L, E>(x, a.qkv.data, from));
 #pragma unroll
     for (int s = 0; s < L::STEPS; s++)
 #pragma unroll

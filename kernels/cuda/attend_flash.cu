@@ -56,12 +56,7 @@ DEVICE void load_pairs(typename P::C *q, const struct attend_args &a, const stru
 template <typename P>
 DEVICE void load_queries(typename P::C *q, const struct attend_args &a, const struct span &s)
 {
-    if (a.qkv.dtype == DTYPE_F32)
-        load_pairs<P, float>(q, a, s);
-    else if (a.qkv.dtype == DTYPE_F16)
-        load_pairs<P, __half>(q, a, s);
-    else
-        load_pairs<P, bf16>(q, a, s);
+    WITH_TYPE(a.qkv.dtype, load_pairs<P, E>(q, a, s));
 }
 
 /* The nth KEYS keys, then their values; zeros beyond the last, where nothing was ever written, and

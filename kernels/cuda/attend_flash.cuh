@@ -56,19 +56,6 @@ DEVICE struct run run_of(const struct rows &rows, int32_t begin, int32_t past)
     return r;
 }
 
-/* attend_heads_of by a warp. */
-DEVICE struct attend_heads heads_of(const struct attend_args &a, int32_t kv_head)
-{
-    struct attend_heads heads = {0, 0};
-    for (int32_t first = 0; first < a.heads; first += WARP) {
-        const int32_t h = first + (int32_t)threadIdx.x % WARP;
-        const int32_t kv = h < a.heads ? a.kv_of[h] : INT32_MAX;
-        heads.first += __popc(__ballot_sync(ALL_LANES, kv < kv_head));
-        heads.past += __popc(__ballot_sync(ALL_LANES, kv <= kv_head));
-    }
-    return heads;
-}
-
 /* The block's threads call; they find the same runs. */
 template <int ROWS>
 DEVICE void find_runs(struct runs<ROWS> &all, const struct attend_args &a, int32_t tile,
@@ -76,7 +63,7 @@ DEVICE void find_runs(struct runs<ROWS> &all, const struct attend_args &a, int32
 {
     if (threadIdx.x < WARP) {
         int32_t count = 0;
-        const struct attend_heads heads = heads_of(a, (int32_t)blockIdx.y);
+        const struct attend_heads heads = attend_heads_at_once(a, (int32_t)blockIdx.y);
         for (int32_t begin = tile; begin < past;) {
             const struct run r = run_of(a.rows, begin, past);
             if (attend_is_in_run(&a, begin) && threadIdx.x == 0)

@@ -207,12 +207,7 @@ template <typename P>
 DEVICE void load_queries(typename P::C *query, const struct attend_args &a, const struct span &s)
 {
     static_assert(GROUP % (P::DIM / PIECE) == 0, "a thread's pieces are of one column");
-    if (a.qkv.dtype == DTYPE_F32)
-        load_queries<P>(query, a, (const float *)a.qkv.data, s);
-    else if (a.qkv.dtype == DTYPE_F16)
-        load_queries<P>(query, a, (const __half *)a.qkv.data, s);
-    else
-        load_queries<P>(query, a, (const bf16 *)a.qkv.data, s);
+    WITH_TYPE(a.qkv.dtype, load_queries<P>(query, a, (const E *)a.qkv.data, s));
     wgmma_publish();
     group_sync((int32_t)threadIdx.x / GROUP, GROUP);
 }

@@ -165,7 +165,7 @@ DEVICE void take_step(float (&sum)[GROUPS][OUTPUTS * 2], const struct stage<F, O
     pack<uint32_t, 4> v[OUTPUTS];
     float part[GROUPS][OUTPUTS][4] = {};
     struct step_scales<F, OUTPUTS> scales;
-    scales.look(p, l, first_out + out, begin);
+    scales.look(p, l, first_out + out, begin, 1);
 #pragma unroll
     for (int o = 0; o < OUTPUTS; o++)
         v[o] = s->w[out + o * COLUMNS + lane / PART][lane % PART];

@@ -38,8 +38,9 @@
 
 /* ---- E4M3 ---- */
 
-/* Few rows leave out the product that makes a code's bits its value: they mean 2^-120 times that,
- * subnormal numbers among them, x is taken times 2^96 and results times 2^24. No bit differs. */
+/* Up to 8 rows leave out the product that makes a code's bits its value: they mean 2^-120 times
+ * that, subnormal numbers among them, x is taken times 2^64 and results times 2^56. No bit differs
+ * of rows below 2^64 and results above 2^-70. */
 template <enum scales WHICH> struct few_f8 : form_f8<WHICH> {
     static DEVICE void unpack(uint32_t (&to)[1][2], const uint32_t *v, int sub, unscaled::ready)
     {
@@ -49,9 +50,9 @@ template <enum scales WHICH> struct few_f8 : form_f8<WHICH> {
 };
 
 template <typename F> constexpr float X_TIMES = 1;
-template <enum scales WHICH> constexpr float X_TIMES<few_f8<WHICH>> = 0x1p96f;
+template <enum scales WHICH> constexpr float X_TIMES<few_f8<WHICH>> = 0x1p64f;
 template <typename F> constexpr float Y_TIMES = 1;
-template <enum scales WHICH> constexpr float Y_TIMES<few_f8<WHICH>> = 0x1p24f;
+template <enum scales WHICH> constexpr float Y_TIMES<few_f8<WHICH>> = 0x1p56f;
 
 template <typename F> struct few_form {
     typedef F form;
@@ -230,8 +231,8 @@ constexpr size_t RING = sizeof(pack<uint32_t, 4>[STAGES][OUTPUTS][WARPS * WARP])
 /* ---- x ---- */
 
 /* Rows of x, which come with the weight, through a ring of their own: so no step waits for them.
- * Of less than 8 rows a step's vectors are split once, each by one lane of the warp, and what
- * becomes of them lies in their place. Lanes without a row have zeros. */
+ * Of less than 8 rows each of a step's vectors is copied by one lane of the warp and, if two pieces
+ * become of it, split by that lane, into its place. Lanes without a row have zeros. */
 template <typename F, int ROWS, int STAGES_> struct x_ring {
     static constexpr int VECTORS = F::K / 4, STAGES = STAGES_;
     static constexpr int COPIED = ROWS * PART, EACH = COPIED * VECTORS; /* of a step */
@@ -505,7 +506,8 @@ static bool launch_deep(struct cuda_backend *c, const struct product &p, const W
 {
     constexpr int STAGES = stages_in<F, OUTPUTS, ROWS>(SHARE);
     const dim3 grid = grid_of<OUTPUTS>(p, 1);
-    if constexpr (STAGES > STAGES_USUAL && std::is_same<Which, alone>::value)
+    /* of those whose scales change anywhere, registers are too few for so many blocks */
+    if constexpr (STAGES > STAGES_USUAL && F::AT_ONCE > GROUP && std::is_same<Which, alone>::value)
         if (grid.x * grid.y <= (unsigned)(EACH * c->processors) &&
             EACH * (SHARE + RESERVED) <= c->shared) {
             launch_x<F, 1, OUTPUTS, true, x_ring<F, ROWS, STAGES>>(c, p, which, 1, SHARE);
@@ -519,29 +521,31 @@ static void launch_ring(struct cuda_backend *c, const struct product &p, const W
                         unsigned blocks)
 {
     constexpr bool fits = stages_in<F, OUTPUTS, ROWS>(RINGS_MAX) >= STAGES_USUAL;
+    if (launch_deep<F, OUTPUTS, ROWS, 2, HALF>(c, p, which) ||
+        launch_deep<F, OUTPUTS, ROWS, 3, THIRD>(c, p, which))
+        return;
     typedef std::conditional_t<fits, x_ring<F, ROWS, STAGES_USUAL>, x_rows<F, 1, true>> X;
-    if (!launch_deep<F, OUTPUTS, ROWS, 2, HALF>(c, p, which) &&
-        !launch_deep<F, OUTPUTS, ROWS, 3, THIRD>(c, p, which))
-        launch_x<F, 1, OUTPUTS, true, X>(c, p, which, blocks, 0);
+    launch_x<F, 1, OUTPUTS, true, X>(c, p, which, blocks, 0);
 }
 
-/* ROWS: most of one weight, for those that are launched here; blocks: of every output and leaf. */
-template <typename F, int GROUPS, int OUTPUTS, int ROWS, typename Which>
+/* MOST: rows of one weight, of those that are launched here; blocks: of every output and leaf. */
+template <typename F, int GROUPS, int OUTPUTS, int MOST, typename Which>
 static void launch_outputs(struct cuda_backend *c, const struct product &p, const Which &which,
                            int32_t rows, unsigned blocks)
 {
+    constexpr int SOME = stages_in<F, OUTPUTS, 4>(RINGS_MAX) >= STAGES_USUAL ? 4 : 2;
     if (!is_aligned<F>(p))
         launch_x<F, GROUPS, OUTPUTS, false, x_rows<F, GROUPS, false>>(c, p, which, blocks, 0);
-    else if constexpr (GROUPS > 1)
+    else if constexpr (MOST > GROUP)
         launch_x<F, GROUPS, OUTPUTS, true, x_rows<F, GROUPS, true>>(c, p, which, blocks, 0);
-    else if constexpr (ROWS == 1)
+    else if constexpr (MOST == 1)
         launch_ring<F, OUTPUTS, 1>(c, p, which, blocks);
     else if (rows == 1)
         launch_ring<F, OUTPUTS, 1>(c, p, which, blocks);
-    else if (rows <= 4)
-        launch_ring<F, OUTPUTS, 4>(c, p, which, blocks);
+    else if (rows <= SOME)
+        launch_ring<F, OUTPUTS, SOME>(c, p, which, blocks);
     else
-        launch_ring<F, OUTPUTS, 8>(c, p, which, blocks);
+        launch_ring<F, OUTPUTS, GROUP>(c, p, which, blocks);
 }
 
 template <typename F, int GROUPS, typename Which>
@@ -549,12 +553,12 @@ static void launch(struct cuda_backend *c, const struct product &p, const Which 
                    int32_t rows, unsigned blocks)
 {
     constexpr int USUAL = OUTPUTS_OF<F, GROUPS>, FEW = OUTPUTS_FEW<F, GROUPS>;
+    constexpr int MOST = GROUPS * GROUP, MOST_FEW = FEW == USUAL ? MOST : 1;
     const size_t usual = blocks_for((size_t)p.out, COLUMNS * USUAL) * (size_t)p.leaves * blocks;
     if (FEW == USUAL || rows > 1 || usual > 2 * (size_t)c->processors)
-        launch_outputs<F, GROUPS, USUAL, GROUPS * GROUP>(c, p, which, rows, blocks);
+        launch_outputs<F, GROUPS, USUAL, MOST>(c, p, which, rows, blocks);
     else
-        launch_outputs<F, GROUPS, FEW, FEW == USUAL ? GROUPS * GROUP : 1>(c, p, which, rows,
-                                                                          blocks);
+        launch_outputs<F, GROUPS, FEW, MOST_FEW>(c, p, which, rows, blocks);
 }
 
 /* rows: most of one weight, for which there are kernels. */

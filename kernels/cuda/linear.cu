@@ -137,7 +137,8 @@ DEVICE pack<e4m3, 8> codes_of(const float (&x)[8], float by, float inverse)
     return codes;
 }
 
-/* The same, with the same bits, of rows that are read once: a thread holds VECTORS of eight. */
+/* The same, with the same bits but for the tail of a row with a NaN, of rows that are read once: a
+ * thread holds VECTORS of eight. */
 template <typename E, int VECTORS>
 __global__ void __launch_bounds__(THREADS)
     quantize_held_kernel(e4m3 *y, float *scale, const E *x, int32_t in, int32_t pitch)

@@ -145,8 +145,7 @@ DEVICE int32_t output_of(int32_t first, int i)
  * scales. */
 template <typename F, int OUTPUTS> struct step_scales {
     float of[OUTPUTS * 2];
-    DEVICE void look(const struct product &p, struct leaf l, int32_t first, int32_t k,
-                     float times = 1)
+    DEVICE void look(const struct product &p, struct leaf l, int32_t first, int32_t k, float times)
     {
 #pragma unroll
         for (int i = 0; i < OUTPUTS * 2; i++)

@@ -3,7 +3,7 @@
  * of a block lie together. Where a head's shape allows it, a thread has four pairs of elements, and
  * all that it reads is under way at once; else a block has a head. In steps of many rows, whose
  * time is that of instructions, too, it has eight pairs of 16 bits in each of some heads, which
- * turn by the same table; the bits are those of four pairs. */
+ * turn by the same table; the bits are those of four pairs, but for which NaN it is. */
 #include "kernels/cuda/device.cuh"
 
 #include "kernels/cuda/kv_index.cuh"

@@ -427,7 +427,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr what, int)
     const int major = named != nullptr ? named[0] - '0' : 9;
     *value = what == cudaDevAttrComputeCapabilityMajor             ? major
              : what == cudaDevAttrMultiProcessorCount              ? 2
-             : what == cudaDevAttrMaxSharedMemoryPerMultiprocessor ? 228 << 10
+             : what == cudaDevAttrMaxSharedMemoryPerMultiprocessor ? (major == 9 ? 228 : 164) << 10
                                                                    : 0;
     return cudaSuccess;
 }
