@@ -30,6 +30,7 @@
 # decode    the 8 B shape through scheduler and links: with CUDA graphs and without
 # step      microseconds of a rank's thread in each step of 32 layers
 # kernels   rates of the kernels: the share of a copy's, and attention's of the fastest linear's
+# trace     where the time of a step goes, kernel by kernel: 8 layers of the 8 B shape
 # peers     two ranks on two GPUs, where there are as many; what symmetric memory is worth
 # sanitize  the twins under compute-sanitizer; sanitize_attend: those of attention and elections
 # races     of attention in shared memory, under compute-sanitizer
@@ -53,7 +54,7 @@ PROGRAMS=(test_loader test_kernels test_linear_int test_linear_bf16 test_linear_
     test_device_rows test_experts test_attend test_sample test_elect test_model test_device
     test_deterministic bench_device bench_forward bench_step)
 all=(doctor loader twins goldens graphs serve nccl load forward fp8 int4 torch http decode step
-    kernels peers sanitize sanitize_attend races)
+    kernels trace peers sanitize sanitize_attend races)
 beside=(loader twins goldens sanitize sanitize_attend) # results, no timings: so that
 JOBS=${JOBS:-6}                                        # many of their checks run at a time
 running=                                               # the session of a check
@@ -153,6 +154,7 @@ pack() {
     mkdir -p "$RUN/lib"
     cp "$BUILD/tessera" "$BUILD/libtessera_cuda.so" "${PROGRAMS[@]/#/$BUILD/tests/}" "$RUN/" ||
         return
+    [ ! -e "$BUILD/libtrace.so" ] || cp "$BUILD/libtrace.so" "$RUN/"
     ldd "$RUN"/tessera "$RUN"/test_* "$RUN"/bench_* | awk '$2 == "=>" && $3 ~ /^\// {print $3}' |
         sort -u | grep -vE '/lib(c|m|dl|rt|pthread|resolv|stdc\+\+|gcc_s)\.so' |
         xargs -r -I{} cp -L {} "$RUN/lib/"
@@ -164,7 +166,10 @@ build() {
     ! command -v ninja >/dev/null || options+=(-G Ninja)
     [ -z "${ARCH:-}" ] || options+=("-DCMAKE_CUDA_ARCHITECTURES=$ARCH")
     cmake -S . -B "$BUILD" "${options[@]}" &&
-        cmake --build "$BUILD" -j "$(nproc)" --target tessera tessera_cuda "${PROGRAMS[@]}" && pack
+        cmake --build "$BUILD" -j "$(nproc)" --target tessera tessera_cuda "${PROGRAMS[@]}" ||
+        return
+    cmake --build "$BUILD" --target trace || echo "no traces: there is no CUPTI of CUDA 13 or newer"
+    pack
 }
 
 # one PROGRAM TEST [TOOL...]: a single test, which must have met the device. If one fails,
@@ -279,6 +284,19 @@ step() {
     "$RUN/bench_step" "$LOGS/narrow" --load-format=dummy --max-model-len=512 --kv-cache-memory=1G
 }
 
+# CUPTI is the toolkit's or, as cuBLAS, PyTorch's.
+trace() {
+    local model=$LOGS/8layers library
+    library=$(realpath "$RUN/libtrace.so") && [ -e "$library" ] || return 77
+    shape_8b
+    mkdir -p "$model"
+    sed 's/\(hidden_layers": \)32/\18/' "$LOGS/8b/config.json" >"$model/config.json"
+    CUDA_INJECTION64_PATH=$library TRACE_FILE=$LOGS/trace.csv "$RUN/bench_forward" "$model" \
+        --load-format=dummy --max-num-seqs=64 --max-num-batched-tokens=8192 \
+        --max-model-len=8256 --kv-cache-memory=9G "$@" &&
+        python3 tests/gpu/trace.py "$LOGS/trace.csv" --steps 3
+}
+
 peers() {
     [ "$(nvidia-smi -L | grep -c '^GPU')" -ge 2 ] || return 77
     same_text 48 -tp 2 --kv-cache-memory 64M
@@ -348,6 +366,10 @@ stage() {
         ;;
     step) check 60 step step ;;
     kernels) check 90 kernels "$RUN/bench_device" ;;
+    trace)
+        check 60 trace trace
+        check 60 trace_fp8 trace --quantization=fp8
+        ;;
     peers) check 120 peers peers ;;
     sanitize) each 60 test_kernels compute-sanitizer --error-exitcode 9 ;;
     sanitize_attend)
@@ -389,6 +411,8 @@ figures() {
     show step "The host's work in a step:" '^\|'
     show peers "Between GPUs:" 'all-reduce'
     show kernels "Kernels:" '^\|'
+    show trace "Where the time goes, bf16:" '^(\||[0-9]+ steps|$)'
+    show trace_fp8 "The same in fp8:" '^(\||[0-9]+ steps|$)'
 }
 
 if [ "${1:-}" = --inside ]; then
@@ -414,7 +438,7 @@ fi
 export BUILD OUT PATH=$PATH:/usr/local/cuda/bin
 export LIBRARIES_OF_PYTHON=${LD_LIBRARY_PATH:-} # without ours
 LD_LIBRARY_PATH="/usr/local/cuda/lib64:${LD_LIBRARY_PATH:-}"
-LD_LIBRARY_PATH="$RUN/lib:$(python_libraries 'libcublasLt.so.*'):$LD_LIBRARY_PATH"
+LD_LIBRARY_PATH="$RUN/lib:$(python_libraries 'libcublasLt.so.*' 'libcupti.so.*'):$LD_LIBRARY_PATH"
 export LD_LIBRARY_PATH
 trap '[ -z "$running" ] || signal_session KILL "$running"; kill $(jobs -p) 2>/dev/null; wait' EXIT
 trap 'exit 143' HUP INT TERM
