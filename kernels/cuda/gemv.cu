@@ -25,63 +25,15 @@
  * own, loads to registers. */
 #include <type_traits>
 
-#include "kernels/cuda/product.cuh"
+#include "kernels/cuda/gemv.cuh"
 
-#define WARPS TURNS
-#define STAGES_USUAL 4   /* of a ring whose blocks take each other's place */
-#define STAGES_MOST 11   /* of one of blocks that fit at once: of a multiprocessor's memory */
+#define STAGES_MOST 11   /* of a ring whose blocks fit at once: of a multiprocessor's memory */
 #define HALF (112 << 10) /* each of two has so many bytes, on Hopper, */
 #define THIRD (68 << 10) /* or of three, which leaves some to kernels between two products */
 #define RESERVED 1024    /* of each block, not its own */
-#define AHEAD_COLUMNS 16 /* of x that a lane splits ahead, most */
 #define RINGS_MAX 98304  /* bytes of a block: all devices have them, an H200 twice */
 
-/* ---- E4M3 ---- */
-
-/* Up to 8 rows leave out the product that makes a code's bits its value: they mean 2^-120 times
- * that, subnormal numbers among them, x is taken times 2^64 and results times 2^56. No bit differs
- * of rows below 2^64 and results above 2^-70. */
-template <enum scales WHICH> struct few_f8 : form_f8<WHICH> {
-    static DEVICE void unpack(uint32_t (&to)[1][2], const uint32_t *v, int sub, unscaled::ready)
-    {
-        to[0][0] = (v[sub] << 8 & 0x80008000u) | (v[sub] << 4 & 0x07f007f0u);
-        to[0][1] = (v[sub] & 0x80008000u) | (v[sub] >> 4 & 0x07f007f0u);
-    }
-};
-
-template <typename F> constexpr float X_TIMES = 1;
-template <enum scales WHICH> constexpr float X_TIMES<few_f8<WHICH>> = 0x1p64f;
-template <typename F> constexpr float Y_TIMES = 1;
-template <enum scales WHICH> constexpr float Y_TIMES<few_f8<WHICH>> = 0x1p56f;
-
-template <typename F> struct few_form {
-    typedef F form;
-};
-template <enum scales WHICH> struct few_form<form_f8<WHICH>> {
-    typedef struct few_f8<WHICH> form;
-};
-
-template <typename F> DEVICE void split_few(uint32_t (&to)[X_PAIRS<F>][4], const float (&f)[4])
-{
-    float x[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        x[i] = X_TIMES<F> == 1 ? f[i] : f[i] * X_TIMES<F>;
-    split_x<F>(to, x);
-}
-
 /* ---- a block's rows ---- */
-
-/* Row t of x, or another one where there is none: nobody takes its sums. */
-DEVICE int32_t x_row(const struct product &p, alone, int32_t t, int32_t)
-{
-    return t < p.rows ? t : 0;
-}
-
-DEVICE int32_t x_row(const struct product &, const struct mixture &m, int32_t, int32_t pair)
-{
-    return pair / m.together;
-}
 
 DEVICE int32_t y_row(alone, int32_t t, int32_t)
 {
@@ -166,18 +118,6 @@ DEVICE struct product product_here(const struct product &all, const struct mixtu
 
 /* ---- the product ---- */
 
-/* Elements [k, k + 4) of a row of x, of those before `end`. */
-template <bool ALIGNED> DEVICE void load_x(float (&v)[4], const float *row, int32_t end, int32_t k)
-{
-    if (ALIGNED) { /* end is a multiple of 4: whole or not at all */
-        *(pack<float, 4> *)v = k < end ? *(const pack<float, 4> *)(row + k) : pack<float, 4>{};
-    } else {
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            v[i] = k + i < end ? row[k + i] : 0.0f;
-    }
-}
-
 /* The sums of all warps, in their order, to y; `shared` has room for them. */
 template <typename F, int GROUPS, int N, typename Which>
 DEVICE void write_out(const struct product &p, struct leaf l, const float (&sum)[GROUPS][N],
@@ -224,192 +164,7 @@ template <> constexpr int RESIDENT<form_f8<PER_STEP>, 2, alone, false> = 1;
 template <> constexpr int RESIDENT<form_bf16, 1, alone, true> = 4;
 template <> constexpr int RESIDENT<few_f8<PER_ROW>, 1, alone, true> = 3;
 
-/* A thread's vectors of the weight; sums lie there in the end. */
-template <int OUTPUTS, int STAGES>
-constexpr size_t RING = sizeof(pack<uint32_t, 4>[STAGES][OUTPUTS][WARPS * WARP]);
-
-/* ---- x ---- */
-
-/* Rows of x, which come with the weight, through a ring of their own: so no step waits for them.
- * Of less than 8 rows each of a step's vectors is copied by one lane of the warp and, if two pieces
- * become of it, split by that lane, into its place. Lanes without a row have zeros. */
-template <typename F, int ROWS, int STAGES_> struct x_ring {
-    static constexpr int VECTORS = F::K / 4, STAGES = STAGES_;
-    static constexpr int COPIED = ROWS * PART, EACH = COPIED * VECTORS; /* of a step */
-    static constexpr int PASSES = (EACH + WARP - 1) / WARP, STAGE = WARPS * EACH;
-    static constexpr bool OWN = ROWS == GROUP;                 /* each lane copies what it takes */
-    static constexpr bool IN_PLACE = !OWN && F::X_PIECES == 2; /* what a vector becomes fits */
-    static constexpr size_t BYTES = STAGES * STAGE * sizeof(pack<float, 4>);
-    typedef pack<float, 4> vector;
-    const float *next[PASSES]; /* what is copied next; nullptr: there is no such row */
-    vector *own;               /* the warp's in the first stage */
-    bool has;
-
-    template <typename Which>
-    DEVICE void open(const struct product &p, const Which &which, const int32_t (&pair)[1],
-                     int32_t k, void *memory)
-    {
-        const int32_t lane = (int32_t)threadIdx.x % WARP;
-        has = lane / PART < p.rows && lane / PART < ROWS;
-        own = (vector *)memory + (int32_t)threadIdx.x / WARP * EACH;
-#pragma unroll
-        for (int i = 0; i < PASSES; i++) {
-            const int32_t n = i * WARP + lane, row = n % COPIED / PART;
-            const int32_t its = __shfl_sync(ALL_LANES, pair[0], row * PART);
-            next[i] = n < EACH && row < p.rows
-                          ? p.x + (int64_t)x_row(p, which, row, its) * p.x_pitch + k + column(n)
-                          : nullptr;
-        }
-    }
-    /* Of a vector, in a step. */
-    DEVICE static int32_t column(int32_t n)
-    {
-        return n % PART * F::K + n / COPIED * 4;
-    }
-    /* k: the step's first column */
-    DEVICE void copy(int32_t end, int32_t k, int32_t stage)
-    {
-#pragma unroll
-        for (int i = 0; i < PASSES; i++) {
-            const int32_t n = i * WARP + (int32_t)threadIdx.x % WARP;
-            if (next[i] != nullptr) {
-                mma_copy_near(own + stage * STAGE + n, next[i], k + column(n) < end);
-                next[i] += WARPS * PART * F::K;
-            }
-        }
-    }
-    DEVICE void begin(int32_t, int32_t)
-    {
-    }
-    DEVICE void turn(int32_t, int32_t)
-    {
-    }
-    /* What has been copied is there for the lanes that take it, split. */
-    DEVICE void settle(int32_t stage)
-    {
-#pragma unroll
-        for (int i = 0; i < PASSES; i++) {
-            vector *at = own + stage * STAGE + i * WARP + (int32_t)threadIdx.x % WARP;
-            if (IN_PLACE && next[i] != nullptr) {
-                const vector v = *at;
-                uint32_t to[X_PAIRS<F>][4];
-                split_few<F>(to, v.e);
-                memcpy(at, to, sizeof *at);
-            }
-        }
-        if (!OWN)
-            __syncwarp();
-    }
-    DEVICE void take(uint32_t (&to)[X_PAIRS<F>][4], int, int sub, int32_t, int32_t, int32_t stage)
-    {
-        vector v = {};
-        if (has)
-            v = own[stage * STAGE + sub * COPIED + (int32_t)threadIdx.x % WARP];
-        if (IN_PLACE)
-            memcpy(to, &v, sizeof v);
-        else
-            split_few<F>(to, v.e);
-    }
-};
-
-/* A lane's row in each group where that ring would be too large. A step of few columns is split
- * while the next one is on its way. */
-template <typename F, int GROUPS, bool ALIGNED> struct x_rows {
-    static constexpr int SUBS = F::K / 4, STAGES = STAGES_USUAL;
-    static constexpr bool AHEAD = GROUPS * F::K <= AHEAD_COLUMNS;
-    static constexpr size_t BYTES = 0;
-    const float *row[GROUPS];
-    uint32_t split[SUBS][GROUPS][X_PAIRS<F>][4];
-    alignas(16) float next[SUBS][GROUPS][4];
-
-    template <typename Which>
-    DEVICE void open(const struct product &p, const Which &which, const int32_t (&pair)[GROUPS],
-                     int32_t, void *)
-    {
-#pragma unroll
-        for (int g = 0; g < GROUPS; g++) {
-            const int32_t t = g * GROUP + (int32_t)threadIdx.x % WARP / PART;
-            row[g] = p.x + (int64_t)x_row(p, which, t, pair[g]) * p.x_pitch;
-        }
-    }
-    DEVICE void copy(int32_t, int32_t, int32_t)
-    {
-    }
-    DEVICE void begin(int32_t end, int32_t k)
-    {
-#pragma unroll
-        for (int i = 0; AHEAD && i < SUBS * GROUPS; i++)
-            load_x<ALIGNED>(next[i / GROUPS][i % GROUPS], row[i % GROUPS], end, k + i / GROUPS * 4);
-    }
-    /* next_k: of the step behind the one that begins. */
-    DEVICE void turn(int32_t end, int32_t next_k)
-    {
-#pragma unroll
-        for (int i = 0; AHEAD && i < SUBS * GROUPS; i++)
-            split_few<F>(split[i / GROUPS][i % GROUPS], next[i / GROUPS][i % GROUPS]);
-        begin(end, next_k);
-    }
-    DEVICE void settle(int32_t)
-    {
-    }
-    DEVICE void take(uint32_t (&to)[X_PAIRS<F>][4], int g, int sub, int32_t end, int32_t k, int32_t)
-    {
-        alignas(16) float f[4];
-        if (AHEAD) {
-            memcpy(to, split[sub][g], sizeof to);
-        } else {
-            load_x<ALIGNED>(f, row[g], end, k + 4 * sub);
-            split_few<F>(to, f);
-        }
-    }
-};
-
 /* ---- the kernel ---- */
-
-/* A thread's vectors of the weight, of which each stage has one of each of its outputs. */
-template <typename F, int OUTPUTS, bool ALIGNED, int STAGES> struct w_ring {
-    static constexpr int ROUND = WARPS * PART * F::K; /* columns of all warps' steps */
-    typedef pack<uint32_t, 4> vector;
-    const unsigned char *next[OUTPUTS]; /* what is copied next or, if not ALIGNED, rows */
-    vector *own;                        /* the thread's in the first stage */
-
-    /* first: output; k: column */
-    DEVICE void open(const struct product &p, int32_t first, int32_t k, vector *memory)
-    {
-        const int32_t lane = (int32_t)threadIdx.x % WARP;
-        own = memory + threadIdx.x;
-#pragma unroll
-        for (int o = 0; o < OUTPUTS; o++) {
-            next[o] = output_row(p, first + o * COLUMNS + lane / PART);
-            const int32_t line = ((int32_t)threadIdx.x / WARP * PART + lane % PART) * CUDA_LINE;
-            if (F::SCALES == GROUPED && line < p.groups)
-                prefetch_line(groups_row(p, first + o * COLUMNS + lane / PART) + line);
-            if (ALIGNED) {
-                next[o] += (int64_t)k * CUDA_VECTOR / F::K;
-                mma_keep(next[o]);
-            }
-        }
-    }
-    DEVICE void copy(const struct product &p, struct leaf l, int32_t k, int32_t stage)
-    {
-#pragma unroll
-        for (int o = 0; o < OUTPUTS; o++) {
-            vector *to = own + (stage * OUTPUTS + o) * (WARPS * WARP);
-            if (ALIGNED) {
-                mma_copy(to, next[o], k < l.end);
-                next[o] += ROUND * CUDA_VECTOR / F::K;
-            } else {
-                copy_weight<F, ALIGNED>(to, p, l, next[o], k);
-            }
-        }
-    }
-    DEVICE void take(vector (&v)[OUTPUTS], int32_t stage)
-    {
-#pragma unroll
-        for (int o = 0; o < OUTPUTS; o++)
-            v[o] = own[(stage * OUTPUTS + o) * (WARPS * WARP)];
-    }
-};
 
 /* Block (outputs, leaf, expert or tile). GROUPS: of rows of x. Parameters that are indexed would be
  * copied to memory by every thread if they were not __grid_constant__. */
