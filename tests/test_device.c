@@ -711,6 +711,42 @@ static void test_steps_ahead_are_the_same(void **state)
     cluster_close(ahead);
 }
 
+/* Decodes before, between and behind chunks of prompts, of which the host tells where they are,
+ * have the logits that they have in steps of their own, and so have the chunks. */
+static void test_decodes_beside_chunks(void **state)
+{
+    (void)state;
+    enum { MIXED = 4 };
+    static const int32_t rows[][MIXED] = {{1, 1, 3, 2}, {2, 1, 1, 3}, {3, 2, 1, 1},
+                                          {1, 2, 1, 1}, {2, 2, 2, 1}, {1, 2, 2, 2}};
+    struct module_report report;
+    if (!module_here(&report))
+        skip();
+    struct cluster *mixed = open_case(1, 1, true), *apart = open_case(1, 1, true);
+    int32_t at[2][SLOTS];
+    begin(at[0]);
+    begin(at[1]);
+    prefill(mixed);
+    prefill(apart);
+    for (size_t n = 0; n < ARRAY_LEN(rows); n++) {
+        for (int32_t s = 0; s < MIXED; s++)
+            for (int32_t i = 0; i < rows[n][s]; i++)
+                cluster_row(mixed, s, at[0][s]++, 5 + s + i, true);
+        cluster_step(mixed);
+        const float *got = mixed->logits[0].data;
+        for (int32_t s = 0; s < MIXED; s++) {
+            for (int32_t i = 0; i < rows[n][s]; i++)
+                cluster_row(apart, s, at[1][s]++, 5 + s + i, true);
+            cluster_step(apart);
+            const size_t words = (size_t)rows[n][s] * (size_t)apart->logits[0].cols;
+            assert_memory_equal(got, apart->logits[0].data, words * sizeof(float));
+            got += words;
+        }
+    }
+    cluster_close(mixed);
+    cluster_close(apart);
+}
+
 /* On the host there is nothing to record, and an option that would do nothing is refused. */
 static void test_host_has_no_graphs(void **state)
 {
@@ -738,6 +774,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_broken_device_is_told),
         cmocka_unit_test(test_old_driver_is_told),
         cmocka_unit_test(test_steps_ahead_are_the_same),
+        cmocka_unit_test(test_decodes_beside_chunks),
         cmocka_unit_test(test_host_has_no_graphs),
     };
     only(argc, argv);
