@@ -176,8 +176,12 @@ def test_read_bytes(serve, synthetic, tmp_path, ranks):
     columns = 3 * (hidden + hidden // ranks) + 2 * (hidden + mlp // ranks)
     rows = hidden // ranks + hidden + mlp // ranks + hidden
     want = 4 * 4 * rank * (columns + rows)  # layers, bytes of a float
-    plain, adapted = ([bytes_read(pid) for pid in serve(synthetic, "-tp", ranks, *more).ranks()]
-                      for more in ((), ("--lora", tmp_path / "adapter")))
+    # a start measures steps of more and more rows until its clock says enough: of 8 rows at most,
+    # so that two starts read about as many bytes of messages
+    plain, adapted = (
+        [bytes_read(pid) for pid in serve(synthetic, "-tp", ranks, "--max-num-batched-tokens", 8,
+                                          *more).ranks()]
+        for more in ((), ("--lora", tmp_path / "adapter")))
     for before, after in zip(plain, adapted):
         assert want <= after - before < 1.01 * want  # headers, too
 
