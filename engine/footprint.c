@@ -207,7 +207,8 @@ static void find_rest(struct footprint *f, const struct options *o, const struct
                              sampler_local_bytes(elects(o, m), samples, m->vocab) +
                              rank_state_bytes(&f->limits, f->on_device);
     if (f->on_device) /* what backend and communicator take for themselves */
-        f->rank[r].scratch = model_scratch_bytes(m, flow, r, rows) + COMM_DEVICE_STAGING_BYTES;
+        f->rank[r].scratch =
+            model_scratch_bytes(m, flow, r, rows) + (f->ranks > 1 ? COMM_DEVICE_STAGING_BYTES : 0);
     f->total += f->rank[r].weights + f->rank[r].kv + f->rank[r].activations + f->rank[r].scratch +
                 f->comm_bytes;
 }

@@ -155,6 +155,7 @@ TESTED_BY = {
     "weights/synth_tokenizer.c": "tests/test_loader.c",
     "engine/board.c": "tests/test_link.c tests/fuzz/fuzz_link.c",
     "engine/comm/comm.c": "tests/test_comm.c",
+    "engine/comm/comm_alone.c": "tests/test_comm.c",
     "engine/comm/comm_device.c": "tests/test_comm.c",
     "engine/comm/comm_nccl.c": "tests/test_comm.c",
     "engine/comm/comm_nccl_oneshot.c": "tests/test_comm_oneshot.c",

@@ -139,6 +139,13 @@ void comm_shm_init(void *region, int32_t ranks, size_t arena_bytes);
 enum status comm_shm_open(void *region, int32_t rank, struct backend *b, struct comm_stats *stats,
                           struct comm **out, struct err *err) MUST_USE;
 
+/* ---- without peers (comm_alone.c) ---- */
+
+/* Of the one rank there is. arena_bytes of b's memory are set aside for comm_buffer; collectives
+ * are copies in b's order. b and stats borrowed. ERR_NOMEM. */
+enum status comm_alone_open(struct backend *b, size_t arena_bytes, struct comm_stats *stats,
+                            struct comm **out, struct err *err) MUST_USE;
+
 /* ---- between machines (comm_mpi.c, in the MPI module): ranks that an MPI launcher started ---- */
 
 /* By each rank, once per process, on the thread that calls the collectives. rank and ranks must be
@@ -155,7 +162,8 @@ enum status comm_mpi_build(const char **build, struct err *err) MUST_USE;
 
 /* Arena that bootstrap needs for this, per rank. */
 #define COMM_BOOTSTRAP_BYTES 4096
-/* Device memory that it takes besides the arena; NCCL's own buffers are not counted. */
+/* Device memory that it takes besides the arena; NCCL's own buffers are not counted. A single rank
+ * has neither: it is comm_alone's. */
 #define COMM_DEVICE_STAGING_BYTES ((size_t)16 << 20)
 /* Collective over the ranks of `bootstrap`, which carries the group's id once and is then idle. b
  * is a backend with device memory; arena_bytes of it are set aside for comm_buffer. Collectives are

@@ -1,4 +1,4 @@
-/* The collectives between devices live in the CUDA module. */
+/* The collectives between devices live in the CUDA module; a device alone needs none of them. */
 #include "engine/comm/comm.h"
 
 #include "kernels/module.h"
@@ -8,6 +8,8 @@ enum status comm_device_open(struct comm *bootstrap, struct backend *b, size_t a
                              struct err *err)
 {
     const struct module *module = NULL;
+    if (bootstrap->ranks == 1)
+        return comm_alone_open(b, arena_bytes, stats, out, err);
     enum status st = module_find(&module, err);
     return st != OK ? st : module->comm_open(bootstrap, b, arena_bytes, how, stats, out, err);
 }

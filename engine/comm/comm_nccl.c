@@ -721,7 +721,7 @@ static enum status open_comm(struct comm *bootstrap, struct backend *b, size_t a
     cuda_watch(b, watch, h);
     *c = (struct comm_nccl){{&nccl_ops, bootstrap->rank, bootstrap->ranks, stats}, h, 0};
     TRY(open_staging(h, err));
-    if (bootstrap->ranks > 1 && !(how & COMM_SHARED_DEVICE)) /* they are kept from each other's */
+    if (!(how & COMM_SHARED_DEVICE)) /* there they are kept from each other's */
         TRY(find_ways(c, bootstrap, how, err));
     else
         TRY(open_arena(h, err));

@@ -390,6 +390,8 @@ static ncclComm_t join(std::shared_ptr<meeting> m, int rank)
 
 ncclResult_t ncclCommInitRank(ncclComm_t *c, int ranks, ncclUniqueId id, int rank)
 {
+    if (ranks < 2) /* a rank alone has no use for NCCL */
+        return ncclInvalidUsage;
     *c = join(meeting_of(id.internal, ranks), rank);
     meet((*c)->my.get());
     return ncclSuccess;
