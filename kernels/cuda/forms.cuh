@@ -145,6 +145,12 @@ DEVICE float f8_scale(const struct product &p, struct leaf l, int32_t o, int32_t
     return scale[(p.scale_skip + last) / p.scale_cols];
 }
 
+/* The one of all columns. */
+DEVICE float row_scale(const struct product &p, int32_t o)
+{
+    return *(const float *)groups_row(p, o);
+}
+
 /* Scales that change within a step, at columns that are multiples of RUN. */
 template <int RUN> struct form_f8_mixed {
     static constexpr int K = 16, PIECES = 2, X_PIECES = 2, MATE = 2;

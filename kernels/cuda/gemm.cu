@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(THREADS, 1)
                 steps < TURNS ? total[g][i] + 0.0f : total[g][i]; /* turns without one */
             if (o < p.out && t < p.rows)
                 y[(int64_t)y_row(which, of, t) * p.out + o] =
-                    F::SCALES == PER_ROW ? v * f8_scale(p, l, o, l.begin) : v;
+                    F::SCALES == PER_ROW ? v * row_scale(p, o) : v;
         }
 }
 

@@ -140,7 +140,7 @@ DEVICE void write_out(const struct product &p, struct leaf l, const float (&sum)
             total += of_warp[from][i][lane];
         if (o < p.out && t < p.rows)
             y[(int64_t)y_row(which, t, i < N ? pair[0] : pair[GROUPS - 1]) * p.out + o] =
-                F::SCALES == PER_ROW ? total * Y_TIMES<F> * f8_scale(p, l, o, l.begin) : total;
+                F::SCALES == PER_ROW ? total * Y_TIMES<F> * row_scale(p, o) : total;
     }
 }
 

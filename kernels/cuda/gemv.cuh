@@ -70,7 +70,7 @@ template <bool ALIGNED> DEVICE void load_x(float (&v)[4], const float *row, int3
 
 /* Rows of x, which come with the weight, through a ring of their own: so no step waits for them.
  * Of less than 8 rows each of a step's vectors is copied by one lane of the warp and, if two pieces
- * become of it, split by that lane, into its place. Lanes without a row have zeros. */
+ * become of it, split by that lane, into its place. Lanes beyond those rows have zeros. */
 template <typename F, int ROWS, int STAGES_> struct x_ring {
     static constexpr int VECTORS = F::K / 4, STAGES = STAGES_;
     static constexpr int COPIED = ROWS * PART, EACH = COPIED * VECTORS; /* of a step */
@@ -79,25 +79,26 @@ template <typename F, int ROWS, int STAGES_> struct x_ring {
     static constexpr bool IN_PLACE = !OWN && F::X_PIECES == 2; /* what a vector becomes fits */
     static constexpr size_t BYTES = STAGES * STAGE * sizeof(pack<float, 4>);
     typedef pack<float, 4> vector;
-    const float *next[PASSES]; /* what is copied next; nullptr: there is no such row */
-    vector *own;               /* the warp's in the first stage */
-    bool has;
+    const float *next[PASSES]; /* what is copied next */
+    vector *own;               /* the lane's first one in the first stage */
 
     template <typename Which>
     DEVICE void open(const struct product &p, const Which &which, const int32_t (&pair)[1],
                      int32_t k, void *memory)
     {
         const int32_t lane = (int32_t)threadIdx.x % WARP;
-        has = lane / PART < p.rows && lane / PART < ROWS;
-        own = (vector *)memory + (int32_t)threadIdx.x / WARP * EACH;
+        own = (vector *)memory + (int32_t)threadIdx.x / WARP * EACH + lane;
 #pragma unroll
         for (int i = 0; i < PASSES; i++) {
             const int32_t n = i * WARP + lane, row = n % COPIED / PART;
             const int32_t its = __shfl_sync(ALL_LANES, pair[0], row * PART);
-            next[i] = n < EACH && row < p.rows
-                          ? p.x + (int64_t)x_row(p, which, row, its) * p.x_pitch + k + column(n)
-                          : nullptr;
+            next[i] = p.x + (int64_t)x_row(p, which, row, its) * p.x_pitch + k + column(n);
         }
+    }
+    /* Has a step a vector for this lane in the ith pass? */
+    DEVICE static bool copies(int i)
+    {
+        return (i + 1) * WARP <= EACH || i * WARP + (int32_t)threadIdx.x % WARP < EACH;
     }
     /* Of a vector, in a step. */
     DEVICE static int32_t column(int32_t n)
@@ -109,11 +110,10 @@ template <typename F, int ROWS, int STAGES_> struct x_ring {
     {
 #pragma unroll
         for (int i = 0; i < PASSES; i++) {
-            const int32_t n = i * WARP + (int32_t)threadIdx.x % WARP;
-            if (next[i] != nullptr) {
-                mma_copy_near(own + stage * STAGE + n, next[i], k + column(n) < end);
-                next[i] += WARPS * PART * F::K;
-            }
+            const int32_t at = k + column(i * WARP + (int32_t)threadIdx.x % WARP);
+            if (copies(i))
+                mma_copy_near(own + stage * STAGE + i * WARP, next[i], at < end);
+            next[i] += WARPS * PART * F::K;
         }
     }
     DEVICE void begin(int32_t, int32_t)
@@ -125,14 +125,14 @@ template <typename F, int ROWS, int STAGES_> struct x_ring {
     /* What has been copied is there for the lanes that take it, split. */
     DEVICE void settle(int32_t stage)
     {
+        vector *at = own + stage * STAGE;
 #pragma unroll
         for (int i = 0; i < PASSES; i++) {
-            vector *at = own + stage * STAGE + i * WARP + (int32_t)threadIdx.x % WARP;
-            if (IN_PLACE && next[i] != nullptr) {
-                const vector v = *at;
+            if (IN_PLACE && copies(i)) {
+                const vector v = at[i * WARP];
                 uint32_t to[X_PAIRS<F>][4];
                 split_few<F>(to, v.e);
-                memcpy(at, to, sizeof *at);
+                memcpy(at + i * WARP, to, sizeof *at);
             }
         }
         if (!OWN)
@@ -140,9 +140,10 @@ template <typename F, int ROWS, int STAGES_> struct x_ring {
     }
     DEVICE void take(uint32_t (&to)[X_PAIRS<F>][4], int, int sub, int32_t, int32_t, int32_t stage)
     {
+        const vector *at = own + stage * STAGE;
         vector v = {};
-        if (has)
-            v = own[stage * STAGE + sub * COPIED + (int32_t)threadIdx.x % WARP];
+        if (OWN || (int32_t)threadIdx.x % WARP < COPIED)
+            v = at[sub * COPIED];
         if (IN_PLACE)
             memcpy(to, &v, sizeof v);
         else
@@ -220,6 +221,8 @@ template <typename F, int OUTPUTS, bool ALIGNED, int STAGES> struct w_ring {
     {
         const int32_t lane = (int32_t)threadIdx.x % WARP;
         own = memory + threadIdx.x;
+        if (F::SCALES == PER_ROW && threadIdx.x < COLUMNS * OUTPUTS) /* wanted when all is done */
+            prefetch_line(groups_row(p, first + (int32_t)threadIdx.x));
 #pragma unroll
         for (int o = 0; o < OUTPUTS; o++) {
             next[o] = output_row(p, first + o * COLUMNS + lane / PART);
