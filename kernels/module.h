@@ -28,7 +28,7 @@ struct module {
      * ":N" for open. */
     const struct backend_ops *(*find)(const char *name);
     enum status (*open)(const char *name, int32_t threads, struct backend **out, struct err *err);
-    /* As comm_device_open in engine/comm/comm.h. */
+    /* As comm_device_open in engine/comm/comm.h, of two ranks and more. */
     enum status (*comm_open)(struct comm *bootstrap, struct backend *b, size_t arena_bytes,
                              uint32_t how, struct comm_stats *stats, struct comm **out,
                              struct err *err);

@@ -169,8 +169,8 @@ enum status comm_mpi_build(const char **build, struct err *err) MUST_USE;
  * is a backend with device memory; arena_bytes of it are set aside for comm_buffer. Collectives are
  * asynchronous in b's order; a lost peer or link aborts the communicator, so that waiting ends, and
  * the next call returns ERR_COMM. Sums have the same bits on every rank: in NCCL's order, or, where
- * a kernel of ours is faster, in the tree above, and always in that with COMM_FIXED_ORDER. how: 0,
- * or of enum comm_how. All borrowed. */
+ * a kernel of ours is faster, in the tree above, and always in that with COMM_FIXED_ORDER. A rank
+ * alone gets comm_alone_open's. how: 0, or of enum comm_how. All borrowed. */
 enum comm_how {
     /* Several ranks use one GPU (to test function; slow): peers talk over sockets of the loopback
      * interface, as processes of different hosts would. */

@@ -1,5 +1,5 @@
-/* DESIGN: who has no peers receives nothing: a collective is a copy by the backend, in its order,
- * or nothing where source and destination are one. So a single GPU needs no NCCL to start. */
+/* DESIGN: who has no peers receives nothing: a collective is a copy by the backend, in its order.
+ * So a single GPU needs no NCCL to start. */
 #include "engine/comm/comm.h"
 
 #include <stdio.h>
@@ -30,13 +30,14 @@ static struct comm_alone *alone_of(struct comm *c)
 /* dst[n] = src[n] */
 static void move(struct backend *b, float *dst, const float *src, size_t n)
 {
-    for (size_t at = 0, part; dst != src && at < n; at += part) {
+    for (size_t at = 0, part; at < n; at += part) {
         part = n - at < ROW_MAX ? n - at : ROW_MAX;
         b->ops->copy(b, dst + at, part, src + at, part, 1, (int32_t)part);
     }
 }
 
-/* A collective that leaves src[n] in dst. The time is the host's: a device works on. */
+/* A collective that leaves src[n] in dst, or waits for all before it. The time is the host's: a
+ * device works on. */
 static enum status take(struct comm *comm, enum comm_op op, void *dst, const void *src, size_t n,
                         struct err *err)
 {
@@ -44,8 +45,10 @@ static enum status take(struct comm *comm, enum comm_op op, void *dst, const voi
     const int64_t start = base_now_ns();
     if (atomic_load(&h->aborted))
         return base_fail(err, ERR_COMM, "%s: the communicator was aborted", comm_op_name(op));
-    move(h->backend, dst, src, n);
-    /* this rank is the only writer */
+    if (op == COMM_BARRIER)
+        h->backend->ops->sync(h->backend);
+    else
+        move(h->backend, dst, src, n);
     const uint64_t took = (uint64_t)(base_now_ns() - start);
     atomic_fetch_add_explicit(&comm->stats->op[op].calls, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&comm->stats->op[op].nanoseconds, took, memory_order_relaxed);
@@ -93,8 +96,6 @@ static enum status alone_send_recv(struct comm *c, void *dst, int32_t from, cons
 
 static enum status alone_barrier(struct comm *c, struct err *err)
 {
-    struct backend *b = alone_of(c)->home->backend;
-    b->ops->sync(b);
     return take(c, COMM_BARRIER, NULL, NULL, 0, err);
 }
 
@@ -119,8 +120,8 @@ static void alone_abort(struct comm *c)
 static void alone_close(struct comm *comm)
 {
     struct comm_alone *c = alone_of(comm);
-    struct backend *b = c->home->backend;
     if (c->top) {
+        struct backend *b = c->home->backend;
         b->ops->free(b, c->home->arena);
         free(c->home);
     }

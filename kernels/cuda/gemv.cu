@@ -120,9 +120,8 @@ DEVICE struct product product_here(const struct product &all, const struct mixtu
 
 /* The sums of all warps, in their order, to y; `shared` has room for them. */
 template <typename F, int GROUPS, int N, typename Which>
-DEVICE void write_out(const struct product &p, struct leaf l, const float (&sum)[GROUPS][N],
-                      int32_t first, void *shared, const Which &which,
-                      const int32_t (&pair)[GROUPS])
+DEVICE void write_out(const struct product &p, const float (&sum)[GROUPS][N], int32_t first,
+                      void *shared, const Which &which, const int32_t (&pair)[GROUPS])
 {
     typedef float sums[GROUPS * N][WARP];
     sums *of_warp = (sums *)shared;
@@ -223,7 +222,7 @@ __global__ void __launch_bounds__(WARPS *WARP, RESIDENT<F, GROUPS, Which, ALIGNE
         stage = stage + 1 < STAGES ? stage + 1 : 0;
     }
     mma_copy_wait<0>();
-    write_out<F, GROUPS>(p, l, sum, first, memory, which, pair);
+    write_out<F, GROUPS>(p, sum, first, memory, which, pair);
 }
 
 /* ---- launches ---- */

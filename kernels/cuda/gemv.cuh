@@ -70,7 +70,8 @@ template <bool ALIGNED> DEVICE void load_x(float (&v)[4], const float *row, int3
 
 /* Rows of x, which come with the weight, through a ring of their own: so no step waits for them.
  * Of less than 8 rows each of a step's vectors is copied by one lane of the warp and, if two pieces
- * become of it, split by that lane, into its place. Lanes beyond those rows have zeros. */
+ * become of it, split by that lane, into its place. Lanes beyond ROWS have zeros; rows that x does
+ * not have are copies of one that it has. */
 template <typename F, int ROWS, int STAGES_> struct x_ring {
     static constexpr int VECTORS = F::K / 4, STAGES = STAGES_;
     static constexpr int COPIED = ROWS * PART, EACH = COPIED * VECTORS; /* of a step */

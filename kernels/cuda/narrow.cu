@@ -337,7 +337,7 @@ DEVICE void write_out(const struct product &p, float *y, const float (&sum)[TILE
 #pragma unroll
     for (int i = 0; i < TILES * 2; i++) {
         const int32_t o = first + i * 8;
-        const float scale = F::SCALES == PER_ROW ? *(const float *)groups_row(p, o) : 1.0f;
+        const float scale = F::SCALES == PER_ROW ? row_scale(p, o) : 1.0f;
 #pragma unroll
         for (int g = 0; g < N * 2; g++) {
             const int32_t t = row + g / 2 * GROUP + lane % PART * 2 + g % 2;
