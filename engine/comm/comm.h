@@ -162,8 +162,8 @@ enum status comm_mpi_build(const char **build, struct err *err) MUST_USE;
 
 /* Arena that bootstrap needs for this, per rank. */
 #define COMM_BOOTSTRAP_BYTES 4096
-/* Device memory that it takes besides the arena; NCCL's own buffers are not counted. A single rank
- * has neither: it is comm_alone's. */
+/* Device memory that it takes besides the arena; NCCL's own buffers are not counted. A rank alone
+ * takes none, and has no NCCL. */
 #define COMM_DEVICE_STAGING_BYTES ((size_t)16 << 20)
 /* Collective over the ranks of `bootstrap`, which carries the group's id once and is then idle. b
  * is a backend with device memory; arena_bytes of it are set aside for comm_buffer. Collectives are
