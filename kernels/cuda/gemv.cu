@@ -23,8 +23,6 @@
  * Rejected: splitting k over blocks (sums would need a second pass), and measured as slower: bulk
  * copies by a warp of their own, blocks that stay for several outputs, warps with rows of their
  * own, loads to registers. */
-#include <type_traits>
-
 #include "kernels/cuda/gemv.cuh"
 
 #define STAGES_MOST 11   /* of a ring whose blocks fit at once: of a multiprocessor's memory */
@@ -119,26 +117,26 @@ DEVICE struct product product_here(const struct product &all, const struct mixtu
 /* ---- the product ---- */
 
 /* The sums of all warps, in their order, to y; `shared` has room for them. */
-template <typename F, int GROUPS, int N, typename Which>
-DEVICE void write_out(const struct product &p, const float (&sum)[GROUPS][N], int32_t first,
-                      void *shared, const Which &which, const int32_t (&pair)[GROUPS])
+template <typename F, typename S, int GROUPS, typename Which>
+DEVICE void write_out(const struct product &p, const S &sums, int32_t first, void *shared,
+                      const Which &which, const int32_t (&pair)[GROUPS])
 {
-    typedef float sums[GROUPS * N][WARP];
-    sums *of_warp = (sums *)shared;
+    typedef float of_lanes[S::COUNT][WARP];
+    of_lanes *of_warp = (of_lanes *)shared;
     float *y = p.y + blockIdx.y * p.leaf_pitch;
     const int32_t warp = (int32_t)threadIdx.x / WARP, lane = (int32_t)threadIdx.x % WARP;
     __syncthreads(); /* nobody needs the ring any more */
 #pragma unroll
-    for (int i = 0; i < GROUPS * N; i++)
-        of_warp[warp][i][lane] = sum[i / N][i % N];
+    for (int i = 0; i < S::COUNT; i++)
+        of_warp[warp][i][lane] = sums.get(i);
     __syncthreads();
-    for (int32_t i = warp; i < GROUPS * N; i += WARPS) {
-        const int32_t o = output_of(first, i % N), t = i / N * GROUP + lane / PART;
+    for (int32_t i = warp; i < S::COUNT; i += WARPS) {
+        const int32_t o = S::output(first, i), t = S::row(i), its = S::pair(pair, i);
         float total = of_warp[0][i][lane];
         for (int32_t from = 1; from < WARPS; from++)
             total += of_warp[from][i][lane];
         if (o < p.out && t < p.rows)
-            y[(int64_t)y_row(which, t, i < N ? pair[0] : pair[GROUPS - 1]) * p.out + o] =
+            y[(int64_t)y_row(which, t, its) * p.out + o] =
                 F::SCALES == PER_ROW ? total * Y_TIMES<F> * row_scale(p, o) : total;
     }
 }
@@ -183,7 +181,7 @@ __global__ void __launch_bounds__(WARPS *WARP, RESIDENT<F, GROUPS, Which, ALIGNE
     const auto &p = product_here(all, which, pair, memory);
     if (p.rows == 0) /* of a mixture, for which this has waited */
         return;
-    float sum[GROUPS][OUTPUTS * 2] = {};
+    typename X::template sums<OUTPUTS> sums;
     /* The lane's first column of a step; the next one of the warp's turn is ROUND on. */
     int32_t mine = l.begin + (warp * PART + part) * F::K;
     W w;
@@ -205,24 +203,20 @@ __global__ void __launch_bounds__(WARPS *WARP, RESIDENT<F, GROUPS, Which, ALIGNE
         const int32_t ahead = mine + (STAGES - 1) * W::ROUND;
         w.copy(p, l, ahead, empty);
         x.turn(l.end, mine + W::ROUND);
-        struct step_scales<F, OUTPUTS> scales; /* on their way while the weight is waited for */
+        typename decltype(sums)::scales scales; /* on their way while the weight is waited for */
         scales.look(p, l, first, mine - part * F::K, Y_TIMES<F>);
         mma_copy_wait<STAGES - 2>();
         x.settle(stage);
         x.copy(l.end, ahead - part * F::K, empty); /* with which all lanes are done now */
         mma_copy_group();
         vector v[OUTPUTS];
-        float step[GROUPS][OUTPUTS][4] = {};
         w.take(v, stage);
-        multiply<F, GROUPS, OUTPUTS>(step, v, p, l, first, mine, [&](auto &row, int g, int sub) {
-            x.take(row, g, sub, l.end, mine, stage);
-        });
-        add_step(sum, step, scales);
+        sums.add_step_of(v, scales, p, l, first, mine, x, stage);
         empty = stage;
         stage = stage + 1 < STAGES ? stage + 1 : 0;
     }
     mma_copy_wait<0>();
-    write_out<F, GROUPS>(p, sum, first, memory, which, pair);
+    write_out<F>(p, sums, first, memory, which, pair);
 }
 
 /* ---- launches ---- */

@@ -1,7 +1,9 @@
 /* What gemv.cu keeps under way: rings in shared memory, of a weight and of x, which each thread
- * fills and empties for itself, and the forms that differ for few rows. */
+ * fills and empties for itself; what a lane adds up; and the forms that differ for few rows. */
 #ifndef TESSERA_KERNELS_CUDA_GEMV_CUH
 #define TESSERA_KERNELS_CUDA_GEMV_CUH
+
+#include <type_traits>
 
 #include "kernels/cuda/product.cuh"
 
@@ -43,6 +45,113 @@ template <typename F> DEVICE void split_few(uint32_t (&to)[X_PAIRS<F>][4], const
     split_x<F>(to, x);
 }
 
+/* ---- sums ---- */
+
+/* What a lane adds up: outputs of its row in each group, of which a product of tensor cores has two
+ * pieces as its rows (product.cuh). */
+template <typename F, int GROUPS, int OUTPUTS> struct by_rows {
+    static constexpr int EACH = OUTPUTS * 2, COUNT = GROUPS * EACH;
+    typedef struct step_scales<F, OUTPUTS> scales;
+    float sum[GROUPS][EACH] = {};
+
+    template <typename X>
+    DEVICE void add_step_of(const pack<uint32_t, 4> (&v)[OUTPUTS], const scales &by,
+                            const struct product &p, struct leaf l, int32_t first, int32_t k, X &x,
+                            int32_t stage)
+    {
+        float step[GROUPS][OUTPUTS][4] = {};
+        multiply<F, GROUPS, OUTPUTS>(step, v, p, l, first, k, [&](auto &row, int g, int sub) {
+            x.take(row, g, sub, l.end, k, stage);
+        });
+        add_step(sum, step, by);
+    }
+    /* The ith sum of the lane: itself, its output, its row of x and that row's pair. */
+    DEVICE float get(int i) const
+    {
+        return sum[i / EACH][i % EACH];
+    }
+    DEVICE static int32_t output(int32_t first, int i)
+    {
+        return output_of(first, i % EACH);
+    }
+    DEVICE static int32_t row(int i)
+    {
+        return i / EACH * GROUP + (int32_t)threadIdx.x % WARP / PART;
+    }
+    DEVICE static int32_t pair(const int32_t (&mine)[GROUPS], int i)
+    {
+        return i < EACH ? mine[0] : mine[GROUPS - 1];
+    }
+};
+
+/* The same of up to 4 rows, whose pieces are a product's columns, and 16 outputs its rows: half as
+ * many products. A lane's sums are all of one row. Each is over the same k in the same order as
+ * above, so no bit differs. */
+template <typename F, int OUTPUTS> struct by_outputs {
+    static_assert(OUTPUTS % 2 == 0 && F::X_PIECES == 2, "products are of 16 outputs");
+    static constexpr int COUNT = OUTPUTS;
+    struct scales {
+        float of[OUTPUTS];
+        DEVICE void look(const struct product &p, struct leaf l, int32_t first, int32_t k,
+                         float times)
+        {
+#pragma unroll
+            for (int i = 0; i < OUTPUTS; i++)
+                of[i] = F::SCALES == PER_STEP ? f8_scale(p, l, output(first, i), k) * times : 1.0f;
+        }
+    };
+    float sum[OUTPUTS] = {};
+
+    template <typename X>
+    DEVICE void add_step_of(const pack<uint32_t, 4> (&v)[OUTPUTS], const scales &by,
+                            const struct product &p, struct leaf l, int32_t first, int32_t k, X &x,
+                            int32_t stage)
+    {
+        float step[OUTPUTS / 2][4] = {};
+        typename F::ready ready[OUTPUTS];
+#pragma unroll
+        for (int i = 0; i < OUTPUTS; i++)
+            ready[i] = F::prepare(p, l, output(first, i), k);
+#pragma unroll
+        for (int sub = 0; sub < F::K / 4; sub++) {
+            uint32_t piece[2];
+            x.take_piece(piece, sub, stage);
+#pragma unroll
+            for (int i = 0; i < OUTPUTS; i += 2) {
+                uint32_t to[2][F::PIECES][2];
+                F::unpack(to[0], v[i].e, sub, ready[i]);
+                F::unpack(to[1], v[i + 1].e, sub, ready[i + 1]);
+#pragma unroll
+                for (int j = F::PIECES - 1; j >= 0; j--) { /* what is small first */
+                    const uint32_t w[4] = {to[0][j][0], to[1][j][0], to[0][j][1], to[1][j][1]};
+                    mma_multiply(step[i / 2], w, piece[0], piece[1], bf16());
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < OUTPUTS; i++) {
+            const float *pieces = step[i / 2] + i % 2 * 2;
+            sum[i] = fmaf(pieces[0] + pieces[1], by.of[i], sum[i]);
+        }
+    }
+    DEVICE float get(int i) const
+    {
+        return sum[i];
+    }
+    DEVICE static int32_t output(int32_t first, int i)
+    {
+        return first + i * COLUMNS + (int32_t)threadIdx.x % WARP / PART;
+    }
+    DEVICE static int32_t row(int)
+    {
+        return (int32_t)threadIdx.x % PART;
+    }
+    DEVICE static int32_t pair(const int32_t (&mine)[1], int)
+    {
+        return __shfl_sync(ALL_LANES, mine[0], (int32_t)threadIdx.x % PART * PART);
+    }
+};
+
 /* ---- x ---- */
 
 /* Row t of x, or another one where there is none: nobody takes its sums. */
@@ -70,8 +179,8 @@ template <bool ALIGNED> DEVICE void load_x(float (&v)[4], const float *row, int3
 
 /* Rows of x, which come with the weight, through a ring of their own: so no step waits for them.
  * Of less than 8 rows each of a step's vectors is copied by one lane of the warp and, if two pieces
- * become of it, split by that lane, into its place. Lanes beyond ROWS have zeros; rows that x does
- * not have are copies of one that it has. */
+ * become of it, split by that lane, into its place, one behind the other. Rows that x does not have
+ * are copies of one that it has; lanes beyond ROWS have zeros or, of pieces, copies, too. */
 template <typename F, int ROWS, int STAGES_> struct x_ring {
     static constexpr int VECTORS = F::K / 4, STAGES = STAGES_;
     static constexpr int COPIED = ROWS * PART, EACH = COPIED * VECTORS; /* of a step */
@@ -80,15 +189,22 @@ template <typename F, int ROWS, int STAGES_> struct x_ring {
     static constexpr bool IN_PLACE = !OWN && F::X_PIECES == 2; /* what a vector becomes fits */
     static constexpr size_t BYTES = STAGES * STAGE * sizeof(pack<float, 4>);
     typedef pack<float, 4> vector;
+    typedef pack<uint32_t, 2> piece;
+    template <int OUTPUTS>
+    using sums = std::conditional_t<IN_PLACE, by_outputs<F, OUTPUTS>, by_rows<F, 1, OUTPUTS>>;
     const float *next[PASSES]; /* what is copied next */
     vector *own;               /* the lane's first one in the first stage */
+    const piece *taken;        /* the same of what it takes */
 
     template <typename Which>
     DEVICE void open(const struct product &p, const Which &which, const int32_t (&pair)[1],
                      int32_t k, void *memory)
     {
         const int32_t lane = (int32_t)threadIdx.x % WARP;
-        own = (vector *)memory + (int32_t)threadIdx.x / WARP * EACH + lane;
+        vector *of_warp = (vector *)memory + (int32_t)threadIdx.x / WARP * EACH;
+        own = of_warp + lane;
+        taken = (const piece *)(of_warp + lane / PART / 2 % ROWS * PART + lane % PART) +
+                lane / PART % 2;
 #pragma unroll
         for (int i = 0; i < PASSES; i++) {
             const int32_t n = i * WARP + lane, row = n % COPIED / PART;
@@ -133,7 +249,8 @@ template <typename F, int ROWS, int STAGES_> struct x_ring {
                 const vector v = at[i * WARP];
                 uint32_t to[X_PAIRS<F>][4];
                 split_few<F>(to, v.e);
-                memcpy(at + i * WARP, to, sizeof *at);
+                const uint32_t words[4] = {to[0][0], to[0][2], to[0][1], to[0][3]};
+                memcpy(at + i * WARP, words, sizeof words);
             }
         }
         if (!OWN)
@@ -145,10 +262,12 @@ template <typename F, int ROWS, int STAGES_> struct x_ring {
         vector v = {};
         if (OWN || (int32_t)threadIdx.x % WARP < COPIED)
             v = at[sub * COPIED];
-        if (IN_PLACE)
-            memcpy(to, &v, sizeof v);
-        else
-            split_few<F>(to, v.e);
+        split_few<F>(to, v.e);
+    }
+    /* Column lane / PART of a product has piece lane / PART % 2 of row lane / PART / 2. */
+    DEVICE void take_piece(uint32_t (&to)[2], int sub, int32_t stage)
+    {
+        memcpy(to, taken + (stage * STAGE + sub * COPIED) * 2, sizeof to);
     }
 };
 
@@ -158,6 +277,7 @@ template <typename F, int GROUPS, bool ALIGNED> struct x_rows {
     static constexpr int SUBS = F::K / 4, STAGES = STAGES_USUAL;
     static constexpr bool AHEAD = GROUPS * F::K <= AHEAD_COLUMNS;
     static constexpr size_t BYTES = 0;
+    template <int OUTPUTS> using sums = by_rows<F, GROUPS, OUTPUTS>;
     const float *row[GROUPS];
     uint32_t split[SUBS][GROUPS][X_PAIRS<F>][4];
     alignas(16) float next[SUBS][GROUPS][4];

@@ -4,7 +4,8 @@
  * From 6 rows on fp32 arithmetic would take longer than the memory, so tensor cores multiply, and
  * for one row too. They take bf16. A weight is the sum of one bf16 (bf16; E4M3 before its scale),
  * two (fp16) or three (fp32). So is x: of three with fp32 weights, which is all of it, of two with
- * the others, which is 16 bits of it. Two pieces of 8 rows are the 16 rows of one product. Where
+ * the others, which is 16 bits of it. Two pieces of 8 rows are the 16 rows of one product; those
+ * of up to 4 rows its 8 columns, and 16 outputs its rows: the bits are the same (gemv.cuh). Where
  * scales of E4M3 change within a step, codes times scales are cut to 16 bits, too; those of E2M1,
  * whose scales are powers of two, are bf16, and those of integers are rounded to it. Products that
  * count beside those are added up in fp32.
