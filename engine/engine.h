@@ -83,6 +83,7 @@ struct token_event {
     void *user;    /* as given at submission */
     int32_t token; /* -1: none (cancelled, error, nothing was to be produced) */
     enum finish_reason finish;
+    bool stuck;     /* FINISH_FAILED: of what its guide lets follow, its rules forbid every token */
     bool prompt;    /* `token` is a scored prompt token; they come in order, from the second */
     int32_t cached; /* prompt tokens whose KV was found in the prefix cache */
     int32_t right, wrong; /* guesses so far that were what was drawn, and that were not */

@@ -299,6 +299,7 @@ static void take(struct sched *s, struct sequence *q, const struct step *step,
     }
     if (token < 0 || (wanted && isnan(result->logprob[i]))) {
         emit(q, -1, FINISH_FAILED, events, count);
+        events[*count - 1].stuck = token < 0 && sequence_is_stuck(q);
         end(s, q);
         return;
     }

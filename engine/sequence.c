@@ -176,6 +176,12 @@ static void allow(uint32_t *mask, int32_t token)
     mask[token / 32] |= 1u << (token % 32);
 }
 
+/* The first of `bans`, which are the end tokens, then the stop ids, that ends the text. */
+static int32_t first_end(const struct sequence *q)
+{
+    return q->params.ignore_eos ? q->rules->bans - q->params.stop_id_count : 0;
+}
+
 bool sequence_mask(struct sequence *q, int32_t guesses, uint32_t *mask, int32_t words)
 {
     const struct sample_rules *r = q->rules;
@@ -193,14 +199,49 @@ bool sequence_mask(struct sequence *q, int32_t guesses, uint32_t *mask, int32_t 
         memcpy(mask, text, (size_t)words * sizeof *mask);
     else
         memset(mask, 0, (size_t)words * sizeof *mask);
-    /* the bans are the end tokens, then the stop ids */
-    for (int32_t i = q->params.ignore_eos ? r->bans - q->params.stop_id_count : 0;
-         whole && i < r->bans; i++)
+    for (int32_t i = first_end(q); whole && i < r->bans; i++)
         allow(mask, r->ban[i]);
     if (guesses == 0 && may_begin_reasoning(q))
         allow(mask, q->params.reasoning_begin);
     if (guesses == 0 && may_skip_gap(q))
         allow(mask, q->params.reasoning_gap);
+    return true;
+}
+
+/* As sampling has it (kernels/numerics.h), of the next token. */
+static bool is_forbidden(const struct sequence *q, int32_t token)
+{
+    const struct sample_rules *r = q->rules;
+    const int32_t produced = q->length - q->prompt_len;
+    for (int32_t i = 0; produced < r->min_tokens && i < r->bans; i++)
+        if (r->ban[i] == token)
+            return true;
+    for (int32_t i = 0, begin = 0; i < r->bads; begin = r->bad_end[i++]) {
+        const int32_t before = r->bad_end[i] - begin - 1;
+        if (r->bad[begin + before] == token && before <= produced &&
+            memcmp(r->bad + begin, q->tokens + q->length - before,
+                   (size_t)before * sizeof *q->tokens) == 0)
+            return true;
+    }
+    return false;
+}
+
+bool sequence_is_stuck(struct sequence *q)
+{
+    const struct sample_rules *r = q->rules;
+    bool whole = false;
+    if (!q->params.guide || q->guided < 0 ||
+        (may_begin_reasoning(q) && !is_forbidden(q, q->params.reasoning_begin)) ||
+        (may_skip_gap(q) && !is_forbidden(q, q->params.reasoning_gap)))
+        return false;
+    const uint32_t *text = guide_mask(q->params.guide, &q->place, q->tokens + q->guided,
+                                      q->length - q->guided, &whole);
+    for (int32_t i = first_end(q); whole && i < r->bans; i++)
+        if (!is_forbidden(q, r->ban[i]))
+            return false;
+    for (int32_t i = 0; text && i < guide_vocab(q->params.guide); i++)
+        if ((text[i / 32] >> (i % 32) & 1) != 0 && !is_forbidden(q, i))
+            return false;
     return true;
 }
 

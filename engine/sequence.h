@@ -69,6 +69,8 @@ enum finish_reason sequence_follow(struct sequence *q);
 /* Which tokens may come next, by its guide, after so many guesses; false: any. mask:
  * [sample_mask_words(vocab)]; all zero when there is none. */
 bool sequence_mask(struct sequence *q, int32_t guesses, uint32_t *mask, int32_t words);
+/* Does its guide let no token follow that its rules (bans, bad words) do not forbid? */
+bool sequence_is_stuck(struct sequence *q);
 /* How many of the guesses behind its tokens its guide lets follow. */
 int32_t sequence_allowed(const struct sequence *q, int32_t guesses);
 /* ---- its blocks; in each group they are numbered by what positions they have ---- */

@@ -179,19 +179,23 @@ static void end_text(struct lane *l, struct choice *c, const char *reason)
     job_end_choice(c, reason, -1);
 }
 
-static void fail_job(struct job *j, enum finish_reason finish)
+static void fail_job(struct job *j, const struct token_event *event)
 {
+    const enum finish_reason finish = event->finish;
     struct api_error e = {0};
     if (finish == FINISH_FAILED && j->request.params.pooled)
         api_error_set(&e, 500, "not_finite",
                       "the model computed NaN or infinity for one of the texts: its weights are "
                       "damaged, or their values need another --dtype");
+    else if (finish == FINISH_FAILED && event->stuck)
+        api_error_set(&e, 400, "no_token_left",
+                      "no token can follow here: this request (bad_words, min_tokens) forbids "
+                      "every token that the form of its answer leaves, or that form is too "
+                      "ambiguous");
     else if (finish == FINISH_FAILED)
         api_error_set(&e, 500, "not_finite",
                       "no token could be chosen: the model computed NaN or infinity, since its "
-                      "weights are damaged or their values need another --dtype, or this request "
-                      "forbids every token that the form of its answer leaves, or that form is too "
-                      "ambiguous");
+                      "weights are damaged or their values need another --dtype");
     else if (finish == FINISH_ERROR)
         api_error_set(&e, 503, "rank_lost", "a rank was lost while this request was running");
     else
@@ -233,7 +237,7 @@ static void handle_live(struct lane *l, struct choice *c, const struct token_eve
     case FINISH_FAILED:
     case FINISH_ERROR:
         if (!c->ended) {
-            fail_job(j, event->finish);
+            fail_job(j, event);
             return;
         }
         break;

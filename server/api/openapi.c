@@ -310,8 +310,7 @@ static void write_errors(int may, struct buf *out)
         {BODY, "413", "The body is too large", false},
         {BODY, "415", "The body is compressed, or not JSON", true},
         {BUSY, "429", "Too many requests wait; Retry-After says when to come back", false},
-        {VALUES, "500", "The model computed NaN or infinity, or the request forbids every token",
-         false},
+        {VALUES, "500", "The model computed NaN or infinity", false},
         {TOKENIZER, "501", "The model came without a tokenizer", false},
         {BUSY | READY, "503", "Loading, draining, out of memory, or a rank is lost", false},
     };

@@ -5,6 +5,7 @@ import concurrent.futures
 import json
 import pathlib
 import re
+import shutil
 
 import jsonschema
 import pytest
@@ -183,6 +184,35 @@ def test_refused(demo, fields, param, words):
         return
     assert (reply.status, reply.error["param"]) == (400, param), reply.body
     assert words in reply.error["message"]
+
+
+@pytest.mark.parametrize("fields", [
+    {"guided_regex": "\u00f9\u00bb", "bad_words": ["\u00f9\u00bb"]},
+    {"guided_choice": ["\u4e2d"], "bad_words": ["\u4e2d"], "n": 3},
+    {"guided_regex": "[0-9]{4}\u00f9+", "bad_words": ["\u00f9"], "temperature": 0},
+])
+def test_nothing_left(demo, fields):
+    """A form of which the same request forbids every token is no fault of the server."""
+    for seed in range(3):
+        body = {"prompt": "Once", "max_tokens": 20, "seed": seed, **fields}
+        reply = demo.post("/v1/completions", body)
+        assert (reply.status, reply.error["code"]) == (400, "no_token_left"), reply.body
+        assert reply.error["type"] == "invalid_request_error"
+        *_, (_, last) = demo.stream("Once", **{k: v for k, v in body.items() if k != "prompt"})
+        assert last["error"]["code"] == "no_token_left"
+    assert demo.complete("Once", max_tokens=1)["choices"]
+
+
+def test_nothing_left_by_the_model(serve, tmp_path):
+    """Where the form leaves tokens and the model has no numbers for them, the model is to blame."""
+    model = tmp_path / "model"
+    shutil.copytree(checkpoint.DEMO, model)
+    checkpoint.fill_tensor(model / "model.safetensors", "model.norm.weight", b"\xc0\x7f")
+    server = serve(model)
+    for fields in {"bad_words": ["1"]}, {"min_tokens": 3}, {}:
+        reply = server.post("/v1/completions",
+                            {"prompt": "Once", "guided_regex": "[0-9]+", **fields})
+        assert (reply.status, reply.error["code"]) == (500, "not_finite"), reply.body
 
 
 def test_needs_a_tokenizer(serve):

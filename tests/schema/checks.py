@@ -14,7 +14,7 @@ REASONS = (
     "may not set", "top_logprobs needs", "tool_choice needs tools", "tool_choice must be none",
     "how this model writes calls is not known", "tool_choice must be {", "is none of the tools",
     "must name a tool by",
-    "must be a JSON object",
+    "must be a JSON object", "forbids every token",
     "cannot both say what the answer is", "json_schema.schema is required", "its type is not",
     "guided_json:", "guided_regex:", "guided_choice:", "structured_outputs:", "response_format:",
     "at most max_output_tokens", "tool_choice.type must be", "tool_choice.name must be",
