@@ -311,46 +311,6 @@ static void test_leaves(void **state UNUSED)
         }
 }
 
-static void powers_case(struct backend *b, struct linear_case c)
-{
-    enum { OUT = 20, IN = 192, ROWS = 9, SOME = ROWS - 1 };
-    c.in = IN, c.out = OUT, c.leaves = 1;
-    const struct weight_spec spec = linear_spec(&c);
-    float *x = generated(3, ROWS * IN), more[ROWS * IN], y[ROWS * OUT], got[ROWS * OUT];
-    void *storage;
-    struct weight *w = made(b, &spec, 7, put_dtype(c.dtype), 0, &storage);
-    for (int32_t rows = 1; rows <= ROWS; rows += rows < SOME ? SOME - 1 : 1) {
-        struct cview view = {x, DTYPE_F32, rows, IN};
-        ok(backend_linear(b, view_f32(y, rows, OUT), view, w, &err));
-        for (int power = -40; power <= 40; power += 80) {
-            for (int32_t k = 0; k < rows * IN; k++)
-                more[k] = ldexpf(x[k], power);
-            view.data = more;
-            ok(backend_linear(b, view_f32(got, rows, OUT), view, w, &err));
-            for (int32_t k = 0; k < rows * OUT; k++)
-                got[k] = ldexpf(got[k], -power);
-            assert_bits(b->ops->name, got, y, (size_t)(rows * OUT));
-        }
-    }
-    guarded_free(x, ROWS * IN);
-    b->ops->weight_close(w);
-    free(storage);
-}
-
-/* Rows times a power of two give as much more, to the bit: whatever a kernel does to them before it
- * multiplies leaves room for large ones and small ones. */
-static void test_linear_powers(void **state UNUSED)
-{
-    static const struct linear_case types[] = {{.dtype = DTYPE_F32},
-                                               {.dtype = DTYPE_BF16},
-                                               {.dtype = DTYPE_F8_E4M3},
-                                               {.dtype = DTYPE_F8_E4M3, .scale_cols = 64},
-                                               {.dtype = DTYPE_I4, .scale_cols = BACKEND_GROUP}};
-    for (int i = 0; nth_backend(i) != NULL; i++)
-        for (size_t t = 0; t < ARRAY_LEN(types); t++)
-            powers_case(nth_backend(i), types[t]);
-}
-
 /* F8_E4M3 gives the bits of the same values held in F32. */
 static void test_linear_f8(void **state UNUSED)
 {
@@ -792,7 +752,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         T2(generator, exp),     T2(tables, arguments),    T2(pool, parallel),
         T2(weight_put, linear), T2(weight_f8, linear_f8), T2(linear_ints, rows),
-        T2(sum_tree, lookup),   T2(codes_f8, leaves),     T2(linear_powers, copy)};
+        T2(sum_tree, lookup),   T2(codes_f8, leaves),     cmocka_unit_test(test_copy)};
     only(argc, argv);
     return cmocka_run_group_tests(tests, open_invariant_too, close_subjects);
 }

@@ -43,12 +43,36 @@ template <int N, int STRIDE> DEVICE void split(uint32_t *word, float a, float b)
     word[(N - 1) * STRIDE] = mma_pair(a, b, bf16());
 }
 
+/* a and b as pieces; two fp16 of what is below 2^15, of which the second counts NEXT. */
+template <int N> DEVICE void split_pair(uint32_t (&word)[N], float a, float b, bf16)
+{
+    split<N, 1>(word, a, b);
+}
+
+template <typename C> constexpr float NEXT = 1;
+template <> constexpr float NEXT<__half> = 0x1p-11f;
+
+DEVICE void split_pair(uint32_t (&word)[2], float a, float b, __half)
+{
+    constexpr float TIMES = 1 / NEXT<__half>;
+    pack<__half, 2> first;
+    word[0] = mma_pair(a, b, __half());
+    memcpy(&first, word, sizeof first);
+    word[1] =
+        mma_pair((a - to_float(first.e[0])) * TIMES, (b - to_float(first.e[1])) * TIMES, __half());
+}
+
 /* Scales of a form: none, or unpack has applied them (GROUPED: from many), or who calls it is to.
  */
 enum scales { NONE, GROUPED, PER_ROW, PER_STEP };
 
+/* What pieces are, of x and of the weight. */
+struct of_bf16 {
+    typedef bf16 element;
+};
+
 /* What unpack is to know of an output's vector that begins with column k, found once: nothing. */
-struct unscaled {
+struct unscaled : of_bf16 {
     struct ready {
     };
     static DEVICE struct ready prepare(const struct product &, struct leaf, int32_t, int32_t)
@@ -115,13 +139,14 @@ DEVICE void prefetch_line(const void *at)
 }
 #endif
 
+/* E4M3 is an fp16 as it is, which devices have an instruction for; so pieces of x are, too. */
 template <enum scales WHICH> struct form_f8 : unscaled {
-    static constexpr int K = 16, PIECES = 1, X_PIECES = 2, MATE = 2, AT_ONCE = 16;
+    typedef __half element;
+    static constexpr int K = 16, PIECES = 1, X_PIECES = 2, MATE = 1, AT_ONCE = 16;
     static constexpr enum scales SCALES = WHICH;
     static DEVICE void unpack(uint32_t (&to)[PIECES][2], const uint32_t *v, int sub, ready)
     {
-        to[0][0] = f8_pair(v[sub] << 8);
-        to[0][1] = f8_pair(v[sub]);
+        mma_widen(to[0], v[sub], e4m3(), __half());
     }
 };
 
@@ -152,7 +177,7 @@ DEVICE float row_scale(const struct product &p, int32_t o)
 }
 
 /* Scales that change within a step, at columns that are multiples of RUN. */
-template <int RUN> struct form_f8_mixed {
+template <int RUN> struct form_f8_mixed : of_bf16 {
     static constexpr int K = 16, PIECES = 2, X_PIECES = 2, MATE = 2;
     static constexpr int AT_ONCE = RUN == 1 ? 8 : 16; /* registers are too few for more */
     static constexpr enum scales SCALES = NONE;
@@ -266,7 +291,7 @@ template <typename G, bool MIXED> struct groups_of {
 
 /* A vector has as many columns as a scale, which changes with it or, MIXED, anywhere in it. A
  * code's exponent lands where it counts 2^-126 too few. */
-template <bool MIXED> struct form_e2m1 {
+template <bool MIXED> struct form_e2m1 : of_bf16 {
     static constexpr int K = BACKEND_GROUP, PIECES = 1, X_PIECES = 2, MATE = 1;
     static constexpr int AT_ONCE = MIXED ? 8 : 16; /* as registers allow */
     static constexpr enum scales SCALES = GROUPED;
@@ -299,7 +324,7 @@ DEVICE uint32_t int4_pair(const uint32_t *v, int nth, uint32_t centre)
 /* A code in the last bits of 128 as bf16 is so much more, which `centre` takes off. Codes times
  * scales are rounded to bf16; what is added to a scale has 3 bits, so that its product is exact,
  * and the sum is rounded once. */
-template <bool MIXED> struct form_int4 {
+template <bool MIXED> struct form_int4 : of_bf16 {
     static constexpr int K = BACKEND_GROUP, PIECES = 1, X_PIECES = 2, MATE = 1;
     static constexpr int AT_ONCE = MIXED ? 8 : 16; /* as registers allow */
     static constexpr enum scales SCALES = GROUPED;
@@ -329,7 +354,7 @@ DEVICE float int8_code(uint32_t codes, int i)
 }
 
 /* A vector has half the columns of a scale, which changes with it or, MIXED, anywhere in it. */
-template <bool MIXED> struct form_int8 {
+template <bool MIXED> struct form_int8 : of_bf16 {
     static constexpr int K = 16, PIECES = 1, X_PIECES = 2, MATE = 1;
     static constexpr int AT_ONCE = MIXED ? 8 : 16; /* as registers allow */
     static constexpr enum scales SCALES = GROUPED;

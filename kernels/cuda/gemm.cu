@@ -165,18 +165,26 @@ DEVICE void take_step(float (&sum)[GROUPS][OUTPUTS * 2], const struct stage<F, O
     pack<uint32_t, 4> v[OUTPUTS];
     float part[GROUPS][OUTPUTS][4] = {};
     struct step_scales<F, OUTPUTS> scales;
-    scales.look(p, l, first_out + out, begin, 1);
+    scales.look(p, l, first_out + out, begin);
 #pragma unroll
     for (int o = 0; o < OUTPUTS; o++)
         v[o] = s->w[out + o * COLUMNS + lane / PART][lane % PART];
+    const auto x_at = [&](int g, int sub) {
+        return *(const pack<float, 4> *)&s->x[row + g * GROUP + lane / PART][at + 4 * sub];
+    };
+    float unit[GROUPS];
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++) {
+        float most = 0;
+#pragma unroll
+        for (int sub = 0; sub < F::K / 4 && HAS_UNITS<F>; sub++)
+            most = most_of(most, x_at(g, sub).e);
+        unit[g] = HAS_UNITS<F> ? unit_of_row(most) : 1;
+    }
     multiply<F, GROUPS, OUTPUTS>(
-        part, v, p, l, first_out + out, begin + k, [&](auto &split, int g, int sub) {
-            const float *x = &s->x[row + g * GROUP + lane / PART][at + 4 * sub];
-            alignas(16) float f[4];
-            *(pack<float, 4> *)f = *(const pack<float, 4> *)x;
-            split_x<F>(split, f);
-        });
-    add_step(sum, part, scales);
+        part, v, p, l, first_out + out, begin + k,
+        [&](auto &split, int g, int sub) { split_x<F>(split, x_at(g, sub).e, unit[g]); });
+    add_step(sum, part, scales, unit);
 }
 
 /* Block (place, leaf). */

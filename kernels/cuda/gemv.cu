@@ -137,7 +137,7 @@ DEVICE void write_out(const struct product &p, const S &sums, int32_t first, voi
             total += of_warp[from][i][lane];
         if (o < p.out && t < p.rows)
             y[(int64_t)y_row(which, t, its) * p.out + o] =
-                F::SCALES == PER_ROW ? total * Y_TIMES<F> * row_scale(p, o) : total;
+                F::SCALES == PER_ROW ? total * row_scale(p, o) : total;
     }
 }
 
@@ -148,6 +148,7 @@ constexpr int OUTPUTS_OF = F::SCALES == GROUPED ? 5 - GROUPS
                            : F::K > 8           ? (F::PIECES *GROUPS < 4 ? 4 : 3)
                                                 : 2 * GROUPS;
 template <> constexpr int OUTPUTS_OF<form_int4<true>, 1> = 2;
+template <> constexpr int OUTPUTS_OF<form_f8<PER_STEP>, 2> = 3;
 /* The same of one row where there would be fewer blocks than two for each multiprocessor. */
 template <typename F, int GROUPS>
 constexpr int OUTPUTS_FEW = GROUPS == 1 && OUTPUTS_OF<F, GROUPS> > 2 ? 2 : OUTPUTS_OF<F, GROUPS>;
@@ -159,7 +160,7 @@ template <typename F, int GROUPS> constexpr int RESIDENT<F, GROUPS, mixture, fal
 template <> constexpr int RESIDENT<form_f8<PER_STEP>, 2, mixture, true> = 1;
 template <> constexpr int RESIDENT<form_f8<PER_STEP>, 2, alone, false> = 1;
 template <> constexpr int RESIDENT<form_bf16, 1, alone, true> = 4;
-template <> constexpr int RESIDENT<few_f8<PER_ROW>, 1, alone, true> = 3;
+template <> constexpr int RESIDENT<form_f8<PER_ROW>, 1, alone, true> = 3;
 
 /* ---- the kernel ---- */
 
@@ -204,9 +205,9 @@ __global__ void __launch_bounds__(WARPS *WARP, RESIDENT<F, GROUPS, Which, ALIGNE
         w.copy(p, l, ahead, empty);
         x.turn(l.end, mine + W::ROUND);
         typename decltype(sums)::scales scales; /* on their way while the weight is waited for */
-        scales.look(p, l, first, mine - part * F::K, Y_TIMES<F>);
+        scales.look(p, l, first, mine - part * F::K);
         mma_copy_wait<STAGES - 2>();
-        x.settle(stage);
+        x.settle(l.end, mine, stage);
         x.copy(l.end, ahead - part * F::K, empty); /* with which all lanes are done now */
         mma_copy_group();
         vector v[OUTPUTS];
@@ -315,7 +316,7 @@ static void launch_few(struct cuda_backend *c, const struct product &p, const Wh
                        int32_t rows, unsigned blocks)
 {
     if (rows <= GROUP)
-        launch<typename few_form<F>::form, 1>(c, p, which, rows, blocks);
+        launch<F, 1>(c, p, which, rows, blocks);
     else
         launch<F, F::AT_ONCE / GROUP>(c, p, which, rows, blocks);
 }

@@ -3,47 +3,11 @@
 #ifndef TESSERA_KERNELS_CUDA_GEMV_CUH
 #define TESSERA_KERNELS_CUDA_GEMV_CUH
 
-#include <type_traits>
-
 #include "kernels/cuda/product.cuh"
 
 #define WARPS TURNS
 #define STAGES_USUAL 4   /* of a ring whose blocks take each other's place */
 #define AHEAD_COLUMNS 16 /* of x that a lane splits ahead, most */
-
-/* ---- E4M3 ---- */
-
-/* Up to 8 rows leave out the product that makes a code's bits its value: they mean 2^-120 times
- * that, subnormal numbers among them, x is taken times 2^64 and results times 2^56. No bit differs
- * of rows below 2^64 and results above 2^-70. */
-template <enum scales WHICH> struct few_f8 : form_f8<WHICH> {
-    static DEVICE void unpack(uint32_t (&to)[1][2], const uint32_t *v, int sub, unscaled::ready)
-    {
-        to[0][0] = (v[sub] << 8 & 0x80008000u) | (v[sub] << 4 & 0x07f007f0u);
-        to[0][1] = (v[sub] & 0x80008000u) | (v[sub] >> 4 & 0x07f007f0u);
-    }
-};
-
-template <typename F> constexpr float X_TIMES = 1;
-template <enum scales WHICH> constexpr float X_TIMES<few_f8<WHICH>> = 0x1p64f;
-template <typename F> constexpr float Y_TIMES = 1;
-template <enum scales WHICH> constexpr float Y_TIMES<few_f8<WHICH>> = 0x1p56f;
-
-template <typename F> struct few_form {
-    typedef F form;
-};
-template <enum scales WHICH> struct few_form<form_f8<WHICH>> {
-    typedef struct few_f8<WHICH> form;
-};
-
-template <typename F> DEVICE void split_few(uint32_t (&to)[X_PAIRS<F>][4], const float (&f)[4])
-{
-    float x[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        x[i] = X_TIMES<F> == 1 ? f[i] : f[i] * X_TIMES<F>;
-    split_x<F>(to, x);
-}
 
 /* ---- sums ---- */
 
@@ -63,7 +27,7 @@ template <typename F, int GROUPS, int OUTPUTS> struct by_rows {
         multiply<F, GROUPS, OUTPUTS>(step, v, p, l, first, k, [&](auto &row, int g, int sub) {
             x.take(row, g, sub, l.end, k, stage);
         });
-        add_step(sum, step, by);
+        add_step(sum, step, by, x.unit);
     }
     /* The ith sum of the lane: itself, its output, its row of x and that row's pair. */
     DEVICE float get(int i) const
@@ -92,12 +56,11 @@ template <typename F, int OUTPUTS> struct by_outputs {
     static constexpr int COUNT = OUTPUTS;
     struct scales {
         float of[OUTPUTS];
-        DEVICE void look(const struct product &p, struct leaf l, int32_t first, int32_t k,
-                         float times)
+        DEVICE void look(const struct product &p, struct leaf l, int32_t first, int32_t k)
         {
 #pragma unroll
             for (int i = 0; i < OUTPUTS; i++)
-                of[i] = F::SCALES == PER_STEP ? f8_scale(p, l, output(first, i), k) * times : 1.0f;
+                of[i] = step_scale<F>(p, l, output(first, i), k);
         }
     };
     float sum[OUTPUTS] = {};
@@ -124,14 +87,14 @@ template <typename F, int OUTPUTS> struct by_outputs {
 #pragma unroll
                 for (int j = F::PIECES - 1; j >= 0; j--) { /* what is small first */
                     const uint32_t w[4] = {to[0][j][0], to[1][j][0], to[0][j][1], to[1][j][1]};
-                    mma_multiply(step[i / 2], w, piece[0], piece[1], bf16());
+                    mma_multiply(step[i / 2], w, piece[0], piece[1], typename F::element());
                 }
             }
         }
 #pragma unroll
         for (int i = 0; i < OUTPUTS; i++) {
             const float *pieces = step[i / 2] + i % 2 * 2;
-            sum[i] = fmaf(pieces[0] + pieces[1], by.of[i], sum[i]);
+            add_pieces<F>(&sum[i], pieces[0], pieces[1], by.of[i] * x.unit[0]);
         }
     }
     DEVICE float get(int i) const
@@ -180,7 +143,8 @@ template <bool ALIGNED> DEVICE void load_x(float (&v)[4], const float *row, int3
 /* Rows of x, which come with the weight, through a ring of their own: so no step waits for them.
  * Of less than 8 rows each of a step's vectors is copied by one lane of the warp and, if two pieces
  * become of it, split by that lane, into its place, one behind the other. Rows that x does not have
- * are copies of one that it has; lanes beyond ROWS have zeros or, of pieces, copies, too. */
+ * are copies of one that it has; lanes beyond ROWS have zeros or, of pieces, copies, too. The unit
+ * is that of the row whose sums the lane has. */
 template <typename F, int ROWS, int STAGES_> struct x_ring {
     static constexpr int VECTORS = F::K / 4, STAGES = STAGES_;
     static constexpr int COPIED = ROWS * PART, EACH = COPIED * VECTORS; /* of a step */
@@ -195,6 +159,7 @@ template <typename F, int ROWS, int STAGES_> struct x_ring {
     const float *next[PASSES]; /* what is copied next */
     vector *own;               /* the lane's first one in the first stage */
     const piece *taken;        /* the same of what it takes */
+    float unit[1] = {1};
 
     template <typename Which>
     DEVICE void open(const struct product &p, const Which &which, const int32_t (&pair)[1],
@@ -239,22 +204,54 @@ template <typename F, int ROWS, int STAGES_> struct x_ring {
     DEVICE void turn(int32_t, int32_t)
     {
     }
-    /* What has been copied is there for the lanes that take it, split. */
-    DEVICE void settle(int32_t stage)
+    /* Of the lane's vectors to those of all lanes that have the same row. */
+    DEVICE static float most_of_row(float most)
     {
-        vector *at = own + stage * STAGE;
+        if constexpr (ROWS == 1) {
+            return __uint_as_float(__reduce_max_sync(ALL_LANES, __float_as_uint(most)));
+        } else {
+#pragma unroll
+            for (int step = WARP / 2; step > 0; step /= 2)
+                if (step < PART || step >= COPIED)
+                    most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, step));
+            return most;
+        }
+    }
+    /* What has been copied is there for the lanes that take it, split. */
+    DEVICE void settle(int32_t, int32_t, int32_t stage)
+    {
+        if constexpr (IN_PLACE)
+            settle_in_place(own + stage * STAGE);
+        else if constexpr (HAS_UNITS<F>)
+            unit[0] = unit_of(most_of_row(most_at<VECTORS, COPIED>(own + stage * STAGE)));
+        if (!OWN)
+            __syncwarp();
+    }
+    template <int COUNT, int APART> DEVICE static float most_at(const vector *at)
+    {
+        float most = 0;
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            if (OWN || copies(i))
+                most = most_of(most, at[i * APART].e);
+        return most;
+    }
+    DEVICE void settle_in_place(vector *at)
+    {
+        float mine = 1;
+        if (HAS_UNITS<F>)
+            mine = unit_of(most_of_row(most_at<PASSES, WARP>(at)));
 #pragma unroll
         for (int i = 0; i < PASSES; i++) {
-            if (IN_PLACE && copies(i)) {
-                const vector v = at[i * WARP];
+            if (copies(i)) {
                 uint32_t to[X_PAIRS<F>][4];
-                split_few<F>(to, v.e);
+                split_x<F>(to, at[i * WARP].e, mine);
                 const uint32_t words[4] = {to[0][0], to[0][2], to[0][1], to[0][3]};
                 memcpy(at + i * WARP, words, sizeof words);
             }
         }
-        if (!OWN)
-            __syncwarp();
+        if (HAS_UNITS<F>)
+            unit[0] = __shfl_sync(ALL_LANES, mine, (int32_t)threadIdx.x % PART * PART);
     }
     DEVICE void take(uint32_t (&to)[X_PAIRS<F>][4], int, int sub, int32_t, int32_t, int32_t stage)
     {
@@ -262,7 +259,7 @@ template <typename F, int ROWS, int STAGES_> struct x_ring {
         vector v = {};
         if (OWN || (int32_t)threadIdx.x % WARP < COPIED)
             v = at[sub * COPIED];
-        split_few<F>(to, v.e);
+        split_x<F>(to, v.e, unit[0]);
     }
     /* Column lane / PART of a product has piece lane / PART % 2 of row lane / PART / 2. */
     DEVICE void take_piece(uint32_t (&to)[2], int sub, int32_t stage)
@@ -276,11 +273,13 @@ template <typename F, int ROWS, int STAGES_> struct x_ring {
 template <typename F, int GROUPS, bool ALIGNED> struct x_rows {
     static constexpr int SUBS = F::K / 4, STAGES = STAGES_USUAL;
     static constexpr bool AHEAD = GROUPS * F::K <= AHEAD_COLUMNS;
+    static constexpr bool HELD = AHEAD || HAS_UNITS<F>; /* a step's vectors, all at once */
     static constexpr size_t BYTES = 0;
     template <int OUTPUTS> using sums = by_rows<F, GROUPS, OUTPUTS>;
     const float *row[GROUPS];
     uint32_t split[SUBS][GROUPS][X_PAIRS<F>][4];
     alignas(16) float next[SUBS][GROUPS][4];
+    float unit[GROUPS];
 
     template <typename Which>
     DEVICE void open(const struct product &p, const Which &which, const int32_t (&pair)[GROUPS],
@@ -290,36 +289,62 @@ template <typename F, int GROUPS, bool ALIGNED> struct x_rows {
         for (int g = 0; g < GROUPS; g++) {
             const int32_t t = g * GROUP + (int32_t)threadIdx.x % WARP / PART;
             row[g] = p.x + (int64_t)x_row(p, which, t, pair[g]) * p.x_pitch;
+            unit[g] = 1;
         }
     }
     DEVICE void copy(int32_t, int32_t, int32_t)
     {
     }
-    DEVICE void begin(int32_t end, int32_t k)
+    DEVICE void load(int32_t end, int32_t k)
     {
 #pragma unroll
-        for (int i = 0; AHEAD && i < SUBS * GROUPS; i++)
+        for (int i = 0; i < SUBS * GROUPS; i++)
             load_x<ALIGNED>(next[i / GROUPS][i % GROUPS], row[i % GROUPS], end, k + i / GROUPS * 4);
+    }
+    DEVICE void find_units()
+    {
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++) {
+            float most = 0;
+#pragma unroll
+            for (int sub = 0; sub < SUBS; sub++)
+                most = most_of(most, next[sub][g]);
+            unit[g] = HAS_UNITS<F> ? unit_of_row(most) : 1;
+        }
+    }
+    DEVICE void begin(int32_t end, int32_t k)
+    {
+        if (AHEAD)
+            load(end, k);
     }
     /* next_k: of the step behind the one that begins. */
     DEVICE void turn(int32_t end, int32_t next_k)
     {
+        if (AHEAD)
+            find_units();
 #pragma unroll
         for (int i = 0; AHEAD && i < SUBS * GROUPS; i++)
-            split_few<F>(split[i / GROUPS][i % GROUPS], next[i / GROUPS][i % GROUPS]);
+            split_x<F>(split[i / GROUPS][i % GROUPS], next[i / GROUPS][i % GROUPS],
+                       unit[i % GROUPS]);
         begin(end, next_k);
     }
-    DEVICE void settle(int32_t)
+    DEVICE void settle(int32_t end, int32_t k, int32_t)
     {
+        if (HELD && !AHEAD) {
+            load(end, k);
+            find_units();
+        }
     }
     DEVICE void take(uint32_t (&to)[X_PAIRS<F>][4], int g, int sub, int32_t end, int32_t k, int32_t)
     {
         alignas(16) float f[4];
         if (AHEAD) {
             memcpy(to, split[sub][g], sizeof to);
+        } else if (HELD) {
+            split_x<F>(to, next[sub][g], unit[g]);
         } else {
             load_x<ALIGNED>(f, row[g], end, k + 4 * sub);
-            split_few<F>(to, f);
+            split_x<F>(to, f, 1);
         }
     }
 };

@@ -124,7 +124,9 @@ struct narrow_f8 {
     }
 };
 
-struct narrow_f8_row : form_f8<PER_ROW> {
+struct narrow_f8_row : unscaled {
+    static constexpr int K = 16, MATE = 2;
+    static constexpr enum scales SCALES = PER_ROW;
     typedef ready words;
     static DEVICE words read(const struct product &, const unsigned char *, int32_t)
     {
@@ -133,6 +135,11 @@ struct narrow_f8_row : form_f8<PER_ROW> {
     static DEVICE ready finish(words w)
     {
         return w;
+    }
+    static DEVICE void unpack(uint32_t (&to)[1][2], const uint32_t *v, int sub, ready)
+    {
+        to[0][0] = f8_pair(v[sub] << 8);
+        to[0][1] = f8_pair(v[sub]);
     }
 };
 

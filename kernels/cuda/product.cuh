@@ -2,13 +2,13 @@
  * row has the same bits alone, among few and among many.
  *
  * From 6 rows on fp32 arithmetic would take longer than the memory, so tensor cores multiply, and
- * for one row too. They take bf16. A weight is the sum of one bf16 (bf16; E4M3 before its scale),
- * two (fp16) or three (fp32). So is x: of three with fp32 weights, which is all of it, of two with
- * the others, which is 16 bits of it. Two pieces of 8 rows are the 16 rows of one product; those
- * of up to 4 rows its 8 columns, and 16 outputs its rows: the bits are the same (gemv.cuh). Where
- * scales of E4M3 change within a step, codes times scales are cut to 16 bits, too; those of E2M1,
- * whose scales are powers of two, are bf16, and those of integers are rounded to it. Products that
- * count beside those are added up in fp32.
+ * for one row too. They take bf16. A weight is the sum of one bf16, two (fp16) or three (fp32). So
+ * is x: of three with fp32 weights, which is all of it, of two with the others, which is 16 bits of
+ * it. Two pieces of 8 rows are the 16 rows of one product; those of up to 4 rows its 8 columns, and
+ * 16 outputs its rows: the bits are the same (gemv.cuh). E4M3 before its scale is one fp16, and
+ * x two. Where its scales change within a step, codes times scales are cut to two bf16; those
+ * of E2M1, whose scales are powers of two, are bf16, and those of integers are rounded to it.
+ * Products that count beside those are added up in fp32.
  *
  * The order of a result's sum: a step is 64 bytes of a row of the weight, and a sum of its own, so
  * that the tensor cores need not wait for the one before; step s belongs to turn s % TURNS; a turn
@@ -17,6 +17,8 @@
  * products, instead of the scattered pairs of the manual. */
 #ifndef TESSERA_KERNELS_CUDA_PRODUCT_CUH
 #define TESSERA_KERNELS_CUDA_PRODUCT_CUH
+
+#include <type_traits>
 
 #include "kernels/cuda/forms.cuh"
 
@@ -90,14 +92,50 @@ DEVICE void copy_weight(pack<uint32_t, 4> *to, const struct product &p, struct l
 
 /* ---- a step ---- */
 
+/* fp16 has a small range: what a row has in a step is divided by a power of two, its unit, that
+ * takes the largest to 2^14 or more. Pieces are 22 bits of it then, and of what is up to 2^28 times
+ * less. */
+template <typename F> constexpr bool HAS_UNITS = std::is_same<typename F::element, __half>::value;
+
+/* most: the largest magnitude; NaN leaves it to the others. */
+DEVICE float unit_of(float most)
+{
+    constexpr uint32_t ONE = 1u << 23, LEAST = 15 * ONE;
+    const uint32_t power = __float_as_uint(most) & 0x7f800000u;
+    return __uint_as_float((power > LEAST ? power : LEAST) - 14 * ONE);
+}
+
+/* 1 / unit */
+DEVICE float inverse_of(float unit)
+{
+    return __uint_as_float((254u << 23) - __float_as_uint(unit));
+}
+
+DEVICE float most_of(float most, const float (&f)[4])
+{
+    return fmaxf(fmaxf(fmaxf(most, fabsf(f[0])), fmaxf(fabsf(f[1]), fabsf(f[2]))), fabsf(f[3]));
+}
+
+/* Of a lane's columns of a row to those of all PART lanes that share it. */
+DEVICE float unit_of_row(float most)
+{
+    return unit_of(reduce_lanes<PART>(most, [](float a, float b) { return fmaxf(a, b); }));
+}
+
 template <typename F> constexpr int X_PAIRS = (F::X_PIECES + 1) / 2; /* of pieces */
 
-/* Four elements of a row of x: a lane's part of the factor that each pair of pieces is. */
-template <typename F> DEVICE void split_x(uint32_t (&row)[X_PAIRS<F>][4], const float (&f)[4])
+/* Four elements of a row of x, or, if it has units, in its unit: a lane's part of the factor that
+ * each pair of pieces is. */
+template <typename F>
+DEVICE void split_x(uint32_t (&row)[X_PAIRS<F>][4], const float (&x)[4], float unit)
 {
     uint32_t word[2][F::X_PIECES];
-    split<F::X_PIECES, 1>(word[0], f[0], f[F::MATE]);
-    split<F::X_PIECES, 1>(word[1], f[3 - F::MATE], f[3]);
+    float f[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        f[i] = HAS_UNITS<F> ? x[i] * inverse_of(unit) : x[i];
+    split_pair(word[0], f[0], f[F::MATE], typename F::element());
+    split_pair(word[1], f[3 - F::MATE], f[3], typename F::element());
 #pragma unroll
     for (int i = 0; i < X_PAIRS<F> * 4; i++)
         row[i / 2 / 2][i % 2 * 2 + i / 2 % 2] = i < F::X_PIECES * 2 ? word[i % 2][i / 2] : 0;
@@ -131,7 +169,8 @@ DEVICE void multiply(float (&sum)[GROUPS][OUTPUTS][4], const pack<uint32_t, 4> (
 #pragma unroll
                     for (int g = 0; g < GROUPS; g++)
                         if (j + 2 * i < 3)
-                            mma_multiply(sum[g][o], rows[g][i], to[j][0], to[j][1], bf16());
+                            mma_multiply(sum[g][o], rows[g][i], to[j][0], to[j][1],
+                                         typename F::element());
         }
     }
 }
@@ -142,29 +181,41 @@ DEVICE int32_t output_of(int32_t first, int i)
     return first + i / 2 * COLUMNS + (int32_t)threadIdx.x % PART * 2 + i % 2;
 }
 
-/* Of a lane's outputs: what the step that begins with column k is to be multiplied by; `times`: of
- * scales. */
+/* What the step that begins with column k is to be multiplied by, of output o. */
+template <typename F>
+DEVICE float step_scale(const struct product &p, struct leaf l, int32_t o, int32_t k)
+{
+    return F::SCALES == PER_STEP ? f8_scale(p, l, o, k) : 1.0f;
+}
+
+/* That of a lane's outputs. */
 template <typename F, int OUTPUTS> struct step_scales {
     float of[OUTPUTS * 2];
-    DEVICE void look(const struct product &p, struct leaf l, int32_t first, int32_t k, float times)
+    DEVICE void look(const struct product &p, struct leaf l, int32_t first, int32_t k)
     {
 #pragma unroll
         for (int i = 0; i < OUTPUTS * 2; i++)
-            of[i] = F::SCALES == PER_STEP ? f8_scale(p, l, output_of(first, i), k) * times : 1.0f;
+            of[i] = step_scale<F>(p, l, output_of(first, i), k);
     }
 };
 
-/* sum += part. */
+/* sum += a step's sums of two pieces. */
+template <typename F> DEVICE void add_pieces(float *sum, float first, float second, float scale)
+{
+    *sum = fmaf(fmaf(second, NEXT<typename F::element>, first), scale, *sum);
+}
+
+/* sum += part, in the units of the lane's rows. */
 template <typename F, int GROUPS, int OUTPUTS>
 DEVICE void add_step(float (&sum)[GROUPS][OUTPUTS * 2], const float (&part)[GROUPS][OUTPUTS][4],
-                     const struct step_scales<F, OUTPUTS> &scale)
+                     const struct step_scales<F, OUTPUTS> &scale, const float (&unit)[GROUPS])
 {
 #pragma unroll
     for (int i = 0; i < OUTPUTS * 2; i++) {
 #pragma unroll
         for (int g = 0; g < GROUPS; g++) {
             const float *pieces = part[g][i / 2] + i % 2;
-            sum[g][i] = fmaf(pieces[0] + pieces[2], scale.of[i], sum[g][i]);
+            add_pieces<F>(&sum[g][i], pieces[0], pieces[2], scale.of[i] * unit[g]);
         }
     }
 }

@@ -151,6 +151,15 @@ static inline unsigned __ballot_sync(unsigned lanes, int value)
     return ballot;
 }
 
+static inline unsigned __reduce_max_sync(unsigned lanes, unsigned value)
+{
+    for (int mask = 16; mask > 0; mask /= 2) {
+        const unsigned other = __shfl_xor_sync(lanes, value, mask);
+        value = other > value ? other : value;
+    }
+    return value;
+}
+
 static inline int __popc(unsigned word)
 {
     return __builtin_popcount(word);
