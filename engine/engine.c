@@ -293,7 +293,7 @@ static enum status patience(void *ctx, struct err *err)
     bool stopping = e->stop && now > e->stop_at + STOP_PATIENCE_S;
     pthread_mutex_unlock(&e->lock);
     if (stopping)
-        return base_fail(err, ERR_COMM, "stopped while a step was running");
+        return base_fail(err, ERR_CANCELLED, "stopped while a step was running");
     if (now - e->progress_at > e->config.step_timeout)
         return base_fail(err, ERR_COMM, "no rank finished a layer for %.0f s (--step-timeout)",
                          e->config.step_timeout);
@@ -416,7 +416,8 @@ static enum status measure_costs(struct engine *e, struct err *err)
     return st;
 }
 
-/* Step after step, until the engine shall stop (OK) or the ranks are lost. */
+/* Step after step, until the engine shall stop (OK, ERR_CANCELLED: in the middle of a step) or the
+ * ranks are lost. */
 static enum status run(struct engine *e, struct err *err)
 {
     enum status st = OK;
@@ -478,10 +479,10 @@ static void *engine_loop(void *arg)
     int32_t count;
     prctl(PR_SET_NAME, "tessera-engine");
     enum status st = run(e, &err);
-    while (st != OK && survive(e, &err))
+    while (st != OK && st != ERR_CANCELLED && survive(e, &err))
         st = run(e, &err);
     collect(e, false);
-    sched_end_all(e->sched, st == OK ? FINISH_CANCELLED : FINISH_ERROR, e->events, &count);
+    sched_end_all(e->sched, is(e, LOST) ? FINISH_ERROR : FINISH_CANCELLED, e->events, &count);
     deliver(e, count);
     return NULL;
 }

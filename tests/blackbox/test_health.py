@@ -217,6 +217,22 @@ def test_signals_while_draining(serve, synthetic):
     assert server.wait(2) == 0
 
 
+def test_stopped_within_a_step(serve, synthetic):
+    """The second SIGTERM waits for no step that does not end, and no rank is called lost for it."""
+    server = serve(synthetic, "-tp", 2)
+    body = {"prompt": [5, 6, 7], "max_tokens": LONG, "ignore_eos": True}
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        running = pool.submit(server.post, "/v1/completions", body)
+        eventually(lambda: server.requests("running") > 0, 5, "running")
+        with server.halted():
+            server.process.send_signal(signal.SIGTERM)
+            eventually(lambda: server.get("/readyz").status == 503, 5, "not ready")
+            server.process.send_signal(signal.SIGTERM)
+            assert running.result(10 * PATIENCE).error["code"] == "draining"
+            assert server.wait(10) == 0
+    assert "lost" not in server.log
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signal_to_the_process_group(serve, synthetic, number):
     """Ctrl-C and timeout(1) reach the ranks too, which work on for the requests that run."""
