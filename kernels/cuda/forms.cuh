@@ -1,5 +1,5 @@
-/* How weights become bf16 in registers, which is what tensor cores take (product.cuh): a form for
- * each way in which they are stored. */
+/* How weights become bf16 or fp16 in registers, which is what tensor cores take (product.cuh): a
+ * form for each way in which they are stored. */
 #ifndef TESSERA_KERNELS_CUDA_FORMS_CUH
 #define TESSERA_KERNELS_CUDA_FORMS_CUH
 
@@ -43,7 +43,7 @@ template <int N, int STRIDE> DEVICE void split(uint32_t *word, float a, float b)
     word[(N - 1) * STRIDE] = mma_pair(a, b, bf16());
 }
 
-/* a and b as pieces; two fp16 of what is below 2^15, of which the second counts NEXT. */
+/* a and b as pieces; two fp16 of what is below 2^15, the second in units of NEXT. */
 template <int N> DEVICE void split_pair(uint32_t (&word)[N], float a, float b, bf16)
 {
     split<N, 1>(word, a, b);
@@ -139,14 +139,33 @@ DEVICE void prefetch_line(const void *at)
 }
 #endif
 
-/* E4M3 is an fp16 as it is, which devices have an instruction for; so pieces of x are, too. */
+/* E4M3 is an fp16 as it is, which newer devices have an instruction for; so pieces of x are, too.
+ * Others put its bits where those of an fp16 mean 2^8 times LESS, which a row's unit makes up for.
+ * Weights have no NaN. */
+#if defined(MMA_EMULATED) || __CUDA_ARCH__ >= 890
+#define F8_MATE 1
+#define F8_LESS 1.0f
+DEVICE void f8_unpack(uint32_t (&to)[2], uint32_t codes)
+{
+    mma_widen(to, codes, e4m3(), __half());
+}
+#else
+#define F8_MATE 2
+#define F8_LESS 0x1p8f
+DEVICE void f8_unpack(uint32_t (&to)[2], uint32_t codes)
+{
+    to[0] = (codes << 8 & 0x80008000u) | (codes << 7 & 0x3f803f80u);
+    to[1] = (codes & 0x80008000u) | (codes >> 1 & 0x3f803f80u);
+}
+#endif
+
 template <enum scales WHICH> struct form_f8 : unscaled {
     typedef __half element;
-    static constexpr int K = 16, PIECES = 1, X_PIECES = 2, MATE = 1, AT_ONCE = 16;
+    static constexpr int K = 16, PIECES = 1, X_PIECES = 2, MATE = F8_MATE, AT_ONCE = 16;
     static constexpr enum scales SCALES = WHICH;
     static DEVICE void unpack(uint32_t (&to)[PIECES][2], const uint32_t *v, int sub, ready)
     {
-        mma_widen(to[0], v[sub], e4m3(), __half());
+        f8_unpack(to[0], v[sub]);
     }
 };
 

@@ -1,8 +1,8 @@
 /* DESIGN: many rows, with the bits that each of them has alone: the products of gemv.cu, in its
  * order (product.cuh). A block has some outputs of some rows, and walks through all turns, which
  * the warps of gemv.cu share; x and weights pass through shared memory in steps, the next ones
- * being copied while one is computed. Slower than cuBLAS: x counts twice on tensor cores, as two
- * bf16, and its splitting is done again for all outputs of a warp.
+ * being copied while one is computed. Slower than cuBLAS: x counts twice on tensor cores, in two
+ * pieces, and its splitting is done again for all outputs of a warp.
  *
  * Blocks are numbered in bands of rows, so that those which run at the same time read few rows and
  * few outputs, which stay in the cache. */

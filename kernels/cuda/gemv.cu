@@ -203,11 +203,11 @@ __global__ void __launch_bounds__(WARPS *WARP, RESIDENT<F, GROUPS, Which, ALIGNE
     for (; mine - part * F::K < l.end; mine += W::ROUND) {
         const int32_t ahead = mine + (STAGES - 1) * W::ROUND;
         w.copy(p, l, ahead, empty);
-        x.turn(l.end, mine + W::ROUND);
+        x.turn(l.end, mine, mine + W::ROUND);
         typename decltype(sums)::scales scales; /* on their way while the weight is waited for */
         scales.look(p, l, first, mine - part * F::K);
         mma_copy_wait<STAGES - 2>();
-        x.settle(l.end, mine, stage);
+        x.settle(stage);
         x.copy(l.end, ahead - part * F::K, empty); /* with which all lanes are done now */
         mma_copy_group();
         vector v[OUTPUTS];

@@ -94,7 +94,7 @@ template <typename F, int OUTPUTS> struct by_outputs {
 #pragma unroll
         for (int i = 0; i < OUTPUTS; i++) {
             const float *pieces = step[i / 2] + i % 2 * 2;
-            add_pieces<F>(&sum[i], pieces[0], pieces[1], by.of[i] * x.unit[0]);
+            add_both<F>(&sum[i], pieces[0], pieces[1], by.of[i] * times_of<F>(x.unit[0]));
         }
     }
     DEVICE float get(int i) const
@@ -201,7 +201,7 @@ template <typename F, int ROWS, int STAGES_> struct x_ring {
     DEVICE void begin(int32_t, int32_t)
     {
     }
-    DEVICE void turn(int32_t, int32_t)
+    DEVICE void turn(int32_t, int32_t, int32_t)
     {
     }
     /* Of the lane's vectors to those of all lanes that have the same row. */
@@ -218,40 +218,36 @@ template <typename F, int ROWS, int STAGES_> struct x_ring {
         }
     }
     /* What has been copied is there for the lanes that take it, split. */
-    DEVICE void settle(int32_t, int32_t, int32_t stage)
+    DEVICE void settle(int32_t stage)
     {
-        if constexpr (IN_PLACE)
-            settle_in_place(own + stage * STAGE);
-        else if constexpr (HAS_UNITS<F>)
-            unit[0] = unit_of(most_of_row(most_at<VECTORS, COPIED>(own + stage * STAGE)));
+        static_assert(IN_PLACE || !HAS_UNITS<F>, "units are found where vectors are split");
+        vector *at = own + stage * STAGE, v[PASSES] = {};
+        float most = 0, mine = 1;
+#pragma unroll
+        for (int i = 0; i < PASSES; i++) {
+            if (IN_PLACE && copies(i))
+                v[i] = at[i * WARP];
+            most = most_of(most, v[i].e);
+        }
+        if (HAS_UNITS<F>)
+            mine = unit_of(most_of_row(most));
+#pragma unroll
+        for (int i = 0; i < PASSES; i++) {
+            uint32_t to[X_PAIRS<F>][4];
+            split_x<F>(to, v[i].e, mine);
+            const uint32_t words[4] = {to[0][0], to[0][2], to[0][1], to[0][3]};
+            if (IN_PLACE && copies(i))
+                memcpy(at + i * WARP, words, sizeof words);
+        }
+        if (HAS_UNITS<F>)
+            unit[0] = ROWS == 1 ? mine : __shfl_sync(ALL_LANES, mine, lane_of_sums());
         if (!OWN)
             __syncwarp();
     }
-    template <int COUNT, int APART> DEVICE static float most_at(const vector *at)
+    /* One that has split what the lane sums up. */
+    DEVICE static int32_t lane_of_sums()
     {
-        float most = 0;
-#pragma unroll
-        for (int i = 0; i < COUNT; i++)
-            if (OWN || copies(i))
-                most = most_of(most, at[i * APART].e);
-        return most;
-    }
-    DEVICE void settle_in_place(vector *at)
-    {
-        float mine = 1;
-        if (HAS_UNITS<F>)
-            mine = unit_of(most_of_row(most_at<PASSES, WARP>(at)));
-#pragma unroll
-        for (int i = 0; i < PASSES; i++) {
-            if (copies(i)) {
-                uint32_t to[X_PAIRS<F>][4];
-                split_x<F>(to, at[i * WARP].e, mine);
-                const uint32_t words[4] = {to[0][0], to[0][2], to[0][1], to[0][3]};
-                memcpy(at + i * WARP, words, sizeof words);
-            }
-        }
-        if (HAS_UNITS<F>)
-            unit[0] = __shfl_sync(ALL_LANES, mine, (int32_t)threadIdx.x % PART * PART);
+        return (int32_t)threadIdx.x % PART * PART;
     }
     DEVICE void take(uint32_t (&to)[X_PAIRS<F>][4], int, int sub, int32_t, int32_t, int32_t stage)
     {
@@ -317,9 +313,11 @@ template <typename F, int GROUPS, bool ALIGNED> struct x_rows {
         if (AHEAD)
             load(end, k);
     }
-    /* next_k: of the step behind the one that begins. */
-    DEVICE void turn(int32_t end, int32_t next_k)
+    /* k: of the step that begins; next_k: of the one behind it */
+    DEVICE void turn(int32_t end, int32_t k, int32_t next_k)
     {
+        if (HELD && !AHEAD)
+            load(end, k);
         if (AHEAD)
             find_units();
 #pragma unroll
@@ -328,12 +326,10 @@ template <typename F, int GROUPS, bool ALIGNED> struct x_rows {
                        unit[i % GROUPS]);
         begin(end, next_k);
     }
-    DEVICE void settle(int32_t end, int32_t k, int32_t)
+    DEVICE void settle(int32_t)
     {
-        if (HELD && !AHEAD) {
-            load(end, k);
+        if (HELD && !AHEAD)
             find_units();
-        }
     }
     DEVICE void take(uint32_t (&to)[X_PAIRS<F>][4], int g, int sub, int32_t end, int32_t k, int32_t)
     {

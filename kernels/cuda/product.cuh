@@ -93,16 +93,15 @@ DEVICE void copy_weight(pack<uint32_t, 4> *to, const struct product &p, struct l
 /* ---- a step ---- */
 
 /* fp16 has a small range: what a row has in a step is divided by a power of two, its unit, that
- * takes the largest to 2^14 or more. Pieces are 22 bits of it then, and of what is up to 2^28 times
- * less. */
+ * takes the largest number to 2^14 or more, unless it is below 2^-112. Pieces are 22 bits of it
+ * then, and of what is up to 2^28 times less. */
 template <typename F> constexpr bool HAS_UNITS = std::is_same<typename F::element, __half>::value;
 
 /* most: the largest magnitude; NaN leaves it to the others. */
 DEVICE float unit_of(float most)
 {
-    constexpr uint32_t ONE = 1u << 23, LEAST = 15 * ONE;
-    const uint32_t power = __float_as_uint(most) & 0x7f800000u;
-    return __uint_as_float((power > LEAST ? power : LEAST) - 14 * ONE);
+    const uint32_t power = __float_as_uint(fmaxf(most, 0x1p-112f)) & 0x7f800000u;
+    return __uint_as_float(power - (14u << 23));
 }
 
 /* 1 / unit */
@@ -199,8 +198,14 @@ template <typename F, int OUTPUTS> struct step_scales {
     }
 };
 
+/* What sums of a row's pieces are multiplied by. */
+template <typename F> DEVICE float times_of(float unit)
+{
+    return HAS_UNITS<F> ? unit * F8_LESS : 1.0f;
+}
+
 /* sum += a step's sums of two pieces. */
-template <typename F> DEVICE void add_pieces(float *sum, float first, float second, float scale)
+template <typename F> DEVICE void add_both(float *sum, float first, float second, float scale)
 {
     *sum = fmaf(fmaf(second, NEXT<typename F::element>, first), scale, *sum);
 }
@@ -215,7 +220,7 @@ DEVICE void add_step(float (&sum)[GROUPS][OUTPUTS * 2], const float (&part)[GROU
 #pragma unroll
         for (int g = 0; g < GROUPS; g++) {
             const float *pieces = part[g][i / 2] + i % 2;
-            add_pieces<F>(&sum[g][i], pieces[0], pieces[2], scale.of[i] * unit[g]);
+            add_both<F>(&sum[g][i], pieces[0], pieces[2], scale.of[i] * times_of<F>(unit[g]));
         }
     }
 }
