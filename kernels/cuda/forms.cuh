@@ -3,6 +3,8 @@
 #ifndef TESSERA_KERNELS_CUDA_FORMS_CUH
 #define TESSERA_KERNELS_CUDA_FORMS_CUH
 
+#include <type_traits>
+
 #include "kernels/cuda/mma.cuh"
 
 /* A sum for each leaf, of columns [cut[i], cut[i + 1]). */
@@ -49,8 +51,7 @@ template <int N> DEVICE void split_pair(uint32_t (&word)[N], float a, float b, b
     split<N, 1>(word, a, b);
 }
 
-template <typename C> constexpr float NEXT = 1;
-template <> constexpr float NEXT<__half> = 0x1p-11f;
+template <typename C> constexpr float NEXT = std::is_same<C, __half>::value ? 0x1p-11f : 1;
 
 DEVICE void split_pair(uint32_t (&word)[2], float a, float b, __half)
 {

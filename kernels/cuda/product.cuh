@@ -18,8 +18,6 @@
 #ifndef TESSERA_KERNELS_CUDA_PRODUCT_CUH
 #define TESSERA_KERNELS_CUDA_PRODUCT_CUH
 
-#include <type_traits>
-
 #include "kernels/cuda/forms.cuh"
 
 #define TURNS 8
