@@ -218,6 +218,20 @@ enum status backend_linear(struct backend *b, struct view y, struct cview x, con
     return st;
 }
 
+enum status backend_linear_fused(struct backend *b, struct view y, struct cview x,
+                                 const struct weight *w, const struct linear_fusion *f,
+                                 struct err *err)
+{
+    const int32_t cols = f->end == LINEAR_ACT ? w->spec.out / 2 : w->spec.out;
+    REQUIRE("linear_fused", has_shape(x, x.rows, w->spec.in), x, y);
+    REQUIRE("linear_fused", has_shape(cview_of(y), x.rows, cols), x, y);
+    REQUIRE("linear_fused", f->end != LINEAR_ACT || w->spec.out % 2 == 0, x, y);
+    REQUIRE("linear_fused", is_apart(cview_of(y), x) && (uintptr_t)x.data % 16 == 0, x, y);
+    REQUIRE("linear_fused", b->ops->linear_fuses(b, w, x.rows, f), x, y);
+    b->ops->linear_fused(b, y, x, w, f);
+    return OK;
+}
+
 static bool is_like(const struct weight_spec *a, const struct weight_spec *b)
 {
     return memcmp(a, b, sizeof *a) == 0;

@@ -169,6 +169,20 @@ struct attention {
  *   SWIGLU_PAIRS  numerics_swiglu(gate, up) */
 enum activation { ACT_SILU, ACT_GELU_TANH, ACT_SWIGLU_PAIRS, ACT_COUNT };
 
+/* What is done together with a product (linear_fused): the RMS norm of x before it, unless gain is
+ * NULL, and what becomes of the product p. */
+enum linear_end {
+    LINEAR_STORE, /* y = p */
+    LINEAR_ADD,   /* y += p */
+    LINEAR_ACT    /* y = act_mul of p, the weight's outputs being [gates | ups] */
+};
+struct linear_fusion {
+    const float *gain; /* [in] */
+    float eps;
+    enum linear_end end;
+    enum activation act; /* of LINEAR_ACT */
+};
+
 /* What add_rmsnorm is given besides an addend: x += it; y = rmsnorm(x), of the same types. */
 struct add_norm {
     struct view y, x;
@@ -408,6 +422,15 @@ struct backend_ops {
      * linear_in names, y fp32 or of the one that linear_out names: then each result is rounded to
      * it, once. */
     void (*linear)(struct backend *b, struct view y, struct cview x, const struct weight *w);
+    /* Is a product of so many rows made with these in one go, because that is a launch less? Then
+     * linear_fused does it: x and y are fp32, x[T, in] begins at 16 bytes, and y, which does not
+     * overlap x, is [T, out] or, of an activation, [T, out / 2]. Without a norm the bits are those
+     * of linear and add or act_mul. Norms may divide by their root after the product. The same
+     * answer whenever it is asked. */
+    bool (*linear_fuses)(struct backend *b, const struct weight *w, int32_t rows,
+                         const struct linear_fusion *f);
+    void (*linear_fused)(struct backend *b, struct view y, struct cview x, const struct weight *w,
+                         const struct linear_fusion *f);
     /* In what type x of a product of so many rows is best written if nobody else reads it: F32, or
      * F16 or BF16, to which the product would round it, or with which it is content. rmsnorm,
      * add_rmsnorm, attend and act_mul can write what this names for a weight, rounded once. The
@@ -548,6 +571,9 @@ enum status backend_embed(struct backend *b, struct view y, const int32_t *ids,
                           struct err *err) MUST_USE;
 enum status backend_linear(struct backend *b, struct view y, struct cview x, const struct weight *w,
                            struct err *err) MUST_USE;
+enum status backend_linear_fused(struct backend *b, struct view y, struct cview x,
+                                 const struct weight *w, const struct linear_fusion *f,
+                                 struct err *err) MUST_USE;
 /* As experts_open. weight: all of one spec, count <= BACKEND_EXPERTS_MAX. */
 enum status backend_experts_open(struct backend *b, const struct weight *const *weight,
                                  int32_t count, int32_t chosen, int32_t rows_max,

@@ -34,4 +34,19 @@ static inline enum dtype host_memory_linear_type(struct backend *b, const struct
     return DTYPE_F32;
 }
 
+/* linear_fuses: nothing is gained where an op costs no launch. */
+static inline bool host_memory_linear_fuses(struct backend *b, const struct weight *w, int32_t rows,
+                                            const struct linear_fusion *f)
+{
+    (void)b, (void)w, (void)rows, (void)f;
+    return false;
+}
+
+static inline void host_memory_linear_fused(struct backend *b, struct view y, struct cview x,
+                                            const struct weight *w, const struct linear_fusion *f)
+{
+    (void)b, (void)y, (void)x, (void)w, (void)f;
+    CHECK(false);
+}
+
 #endif

@@ -239,6 +239,24 @@ static inline void staged_linear(struct backend *b, struct view y, struct cview 
     staged_end(s, y.data);
 }
 
+static inline bool staged_linear_fuses(struct backend *b, const struct weight *w, int32_t rows,
+                                       const struct linear_fusion *f)
+{
+    struct backend *inner = staged_of(b)->inner;
+    return inner->ops->linear_fuses(inner, staged_inner(w), rows, f);
+}
+
+static inline void staged_linear_fused(struct backend *b, struct view y, struct cview x,
+                                       const struct weight *w, const struct linear_fusion *f)
+{
+    struct staged *s = staged_of(b);
+    struct linear_fusion there = *f;
+    there.gain = staged_in(s, f->gain, (size_t)x.cols * 4);
+    s->inner->ops->linear_fused(s->inner, staged_view(s, y), staged_cview(s, x), staged_inner(w),
+                                &there);
+    staged_end(s, y.data);
+}
+
 static inline enum dtype staged_linear_in(struct backend *b, const struct weight *w, int32_t rows)
 {
     struct backend *inner = staged_of(b)->inner;
@@ -643,6 +661,8 @@ static inline struct backend *staged_open(struct backend *inner)
     s->ops.resolve = staged_resolve;
     s->ops.embed = staged_embed;
     s->ops.linear = staged_linear;
+    s->ops.linear_fuses = staged_linear_fuses;
+    s->ops.linear_fused = staged_linear_fused;
     s->ops.linear_in = staged_linear_in;
     s->ops.linear_out = staged_linear_out;
     s->ops.add_bias = staged_add_bias;

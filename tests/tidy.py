@@ -102,6 +102,7 @@ TESTED_BY = {
     "kernels/cuda/report.c": "tests/test_device.c",
     "kernels/cuda/gemm.cu": "tests/test_kernels.c tests/test_deterministic.c",
     "kernels/cuda/gemv.cu": "tests/test_kernels.c",
+    "kernels/cuda/gemv_fused.cu": "tests/test_linear_fused.c",
     "kernels/cuda/narrow.cu": "tests/test_kernels.c",
     "kernels/cuda/elect.cu": "tests/test_elect.c",
     "kernels/cuda/experts.cu": "tests/test_experts.c",

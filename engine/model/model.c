@@ -400,9 +400,8 @@ static enum status mlp_forward(struct model *m, const struct layer *l, struct vi
 {
     enum status st = OK;
     struct parallel *p = m->parallel;
-    struct view gu, act;
-    TRY(parallel_linear(p, &gu, n, l->gate_up, err));
-    TRY(parallel_act_mul(p, &act, cview_of(gu), m->activation, l->gate_up.part, l->down, err));
+    struct view act;
+    TRY(parallel_linear_act(p, &act, n, l->gate_up, m->activation, l->down, err));
     TRY(parallel_linear(p, delta, cview_of(act), l->down, err));
 out:
     return st;

@@ -1,7 +1,11 @@
 /* DESIGN: an operation redistributes its input, makes the local product, and redistributes that. A
  * producer writes where the next collective reads, so nothing is copied on the way; what no
  * collective reads in place lies in one of two buffers, one for inputs and one for products. Every
- * rank takes part in every collective, even if it owns nothing: then its part is empty or zeros. */
+ * rank takes part in every collective, even if it owns nothing: then its part is empty or zeros.
+ *
+ * Where nothing is exchanged and the backend has it (linear_fuses), what is around a product is
+ * made together with it: the norm before it, the activation behind it, the addition to the residual
+ * stream. Each is a launch less. */
 #include "engine/parallel/parallel_state.h"
 
 #include <stdlib.h>
@@ -99,6 +103,7 @@ void parallel_begin(struct parallel *p, int32_t rows, const int64_t *cut)
         .units = rows, .unit = 1, .pieces = cut ? flow_homes(p->flow) : 0, .cut = cut};
     p->now = &p->flow->phase[flow_phase_of(p->flow, rows)];
     p->due = NULL;
+    p->owed = (struct linear_fusion){0};
 }
 
 /* A matrix of this step. */
@@ -170,6 +175,7 @@ enum status parallel_embed(struct parallel *p, struct view x, const int32_t *ids
     const struct matrix m = of_step(p, l->out);
     struct view found = part_of(p, &m, &l->product, source(p, &l->after, p->product)), moved;
     const struct span mine = flow_outputs(p->flow, PLAN_EMBED, p->rank);
+    p->stream = x;
     if (l->after.count == 0)
         return backend_embed(p->b, x, ids, w.local, (int32_t)mine.begin, scale, err);
     TRY(backend_embed(p->b, found, ids, w.local, (int32_t)mine.begin, scale, err));
@@ -276,12 +282,27 @@ static enum status sum_and_norm(struct parallel *p, struct view n, struct view x
                                  err);
 }
 
+/* Is the product of so many rows with w made here and now, and with this in one go? */
+static bool fuses(struct parallel *p, struct parallel_weight w, int32_t rows,
+                  const struct linear_fusion *f)
+{
+    const struct flow_linear *l = &p->now->linear[w.part];
+    return w.local && l->before.count == 0 && l->after.count == 0 && !l->summa && !l->gathered &&
+           p->b->ops->linear_fuses(p->b, w.local, rows, f);
+}
+
 enum status parallel_norm(struct parallel *p, struct view *n, struct view x, struct cview delta,
                           const float *gain, float eps, struct parallel_weight next,
                           struct err *err)
 {
     enum status st = OK;
+    const struct linear_fusion norm = {.gain = gain, .eps = eps};
     struct view sums;
+    if (!delta.data && !is_split(p) && next.part != PLAN_HEAD && fuses(p, next, x.rows, &norm)) {
+        p->owed = norm;
+        *n = x;
+        return OK;
+    }
     if (!is_split(p)) {
         *n = parallel_input(p, next);
         if (p->due)
@@ -334,6 +355,14 @@ static enum dtype product_type(struct parallel *p, int32_t rows, struct parallel
     return p->b->ops->linear_out(p->b, w.local, rows);
 }
 
+/* Is the product of so many rows with w added to the residual stream in one go? */
+static bool adds(struct parallel *p, struct parallel_weight w, int32_t rows)
+{
+    const bool added = w.part == PLAN_O || w.part == PLAN_DOWN || w.part == PLAN_DENSE_DOWN;
+    const struct linear_fusion f = {.end = LINEAR_ADD};
+    return added && !parallel_makes_delta(p->flow) && !is_split(p) && fuses(p, w, rows, &f);
+}
+
 /* rows: of x and y. then: the route that y takes next, so that the product can be written where it
  * starts; NULL: unknown. */
 static enum status linear(struct parallel *p, struct extent rows, struct view *y, struct cview x,
@@ -342,14 +371,19 @@ static enum status linear(struct parallel *p, struct extent rows, struct view *y
     enum status st = OK;
     const struct flow_linear *l = &p->now->linear[w.part];
     const struct matrix in = {{rows, l->in}}, out = {{rows, l->out}};
+    const struct linear_fusion norm = p->owed;
     struct view used;
     CHECK(!p->due);
+    p->owed = (struct linear_fusion){0};
     TRY(move(p, &in, &l->before, x.data, &used, err));
     used.dtype = x.dtype; /* F32 if it has moved */
     const struct route *next = l->after.count == 0 && then ? then : &l->after;
-    struct view product = part_of(p, &out, &l->product, source(p, next, p->product));
+    float *other = x.data == p->product ? p->input : p->product; /* after an activation */
+    struct view product = part_of(p, &out, &l->product, source(p, next, other));
     product.dtype = product_type(p, product.rows, w);
-    if (l->summa || l->gathered)
+    if (norm.gain)
+        TRY(backend_linear_fused(p->b, product, cview_of(used), w.local, &norm, err));
+    else if (l->summa || l->gathered)
         TRY(moving_linear(p->moving, product, cview_of(used), w.moving, err));
     else
         TRY(backend_linear(p->b, product, cview_of(used), w.local, err));
@@ -362,7 +396,11 @@ out:
 enum status parallel_linear(struct parallel *p, struct view *y, struct cview x,
                             struct parallel_weight w, struct err *err)
 {
-    return linear(p, p->rows, y, x, NULL, w, err);
+    const struct linear_fusion add = {.end = LINEAR_ADD};
+    if (!adds(p, w, x.rows))
+        return linear(p, p->rows, y, x, NULL, w, err);
+    *y = (struct view){0};
+    return backend_linear_fused(p->b, p->stream, x, w.local, &add, err);
 }
 
 enum status parallel_route(struct parallel *p, struct cview *used, struct routing *r,
@@ -455,6 +493,29 @@ enum status parallel_act_mul(struct parallel *p, struct view *y, struct cview gu
         from += both.cols;
         to += cols;
     }
+out:
+    return st;
+}
+
+enum status parallel_linear_act(struct parallel *p, struct view *y, struct cview x,
+                                struct parallel_weight gate_up, enum activation act,
+                                struct parallel_weight down, struct err *err)
+{
+    enum status st = OK;
+    const struct flow_linear *up = &p->now->linear[gate_up.part], *l = &p->now->linear[down.part];
+    const struct matrix in = of_step(p, l->in);
+    const bool stays = blocks_of(p, up) == 1 && l->before.count == 0 && !l->summa && !l->gathered;
+    struct linear_fusion f = p->owed;
+    struct view gu;
+    f.end = LINEAR_ACT;
+    f.act = act;
+    if (stays && fuses(p, gate_up, x.rows, &f)) {
+        p->owed = (struct linear_fusion){0};
+        *y = part_of(p, &in, &l->before.from, p->product); /* x lies elsewhere */
+        return backend_linear_fused(p->b, *y, x, gate_up.local, &f, err);
+    }
+    TRY(parallel_linear(p, &gu, x, gate_up, err));
+    TRY(parallel_act_mul(p, y, cview_of(gu), act, gate_up.part, down, err));
 out:
     return st;
 }

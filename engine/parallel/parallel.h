@@ -74,14 +74,16 @@ enum status parallel_post_norm(struct parallel *p, struct view *delta, const flo
                                struct err *err) MUST_USE;
 /* x += delta when it has data; *n = rmsnorm(x) over whole rows, as the product with `next` takes it
  * (parallel_input); of the head, F32. gain: of all columns. delta: what the last linear, bias or
- * norm of a product has made. */
+ * norm of a product has made. *n may be x as it is: then that product makes the norm, too, which
+ * has to be the next thing that happens. */
 enum status parallel_norm(struct parallel *p, struct view *n, struct view x, struct cview delta,
                           const float *gain, float eps, struct parallel_weight next,
                           struct err *err) MUST_USE;
 /* *y = x w^T where the next operation wants it; valid until the next linear or norm. x from
- * parallel_input, parallel_norm or parallel_act_mul. It may be of the type that linear_out
+ * parallel_input, parallel_norm or an activation. It may be of the type that linear_out
  * (backend.h) names. Of O and down, where nothing but parallel_norm follows, it may be this rank's
- * addend: then the norm makes the sum, too. */
+ * addend: then the norm makes the sum, too; or without data: then it is in the residual stream
+ * already. */
 enum status parallel_linear(struct parallel *p, struct view *y, struct cview x,
                             struct parallel_weight w, struct err *err) MUST_USE;
 /* What a layer chooses experts by: [backend_route_logits, D], and, or NULL, what is added to its
@@ -107,6 +109,10 @@ enum status parallel_expert_sum(struct parallel *p, struct view *y, struct cview
 enum status parallel_act_mul(struct parallel *p, struct view *y, struct cview gu,
                              enum activation act, enum plan_part gate_up,
                              struct parallel_weight down, struct err *err) MUST_USE;
+/* The product of x and gate/up, then the same of it. */
+enum status parallel_linear_act(struct parallel *p, struct view *y, struct cview x,
+                                struct parallel_weight gate_up, enum activation act,
+                                struct parallel_weight down, struct err *err) MUST_USE;
 /* *logits = [R, own columns] of the rows sample[R] of n, ascending; valid until the next step.
  * sample is on the device, sample_host the same on the host. */
 enum status parallel_head(struct parallel *p, struct cview n, const int32_t *sample,

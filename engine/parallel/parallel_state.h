@@ -15,12 +15,14 @@ struct parallel {
     struct moving *moving;
 
     const struct flow_phase *now; /* of this step */
-    const struct route *due; /* NULL, or how the addend is summed that parallel_norm is given */
-    struct extent rows;      /* cut where sequences have homes */
-    struct extent samples;   /* the sampled rows, which lie on the ranks of their rows: */
-    int64_t *cut;            /* [ranks + 1] where those of each piece of the rows begin */
-    int32_t *index;          /* [samples_max] rows of this rank that are sampled, on the device */
-    int32_t *index_host;     /* the same on the host, which finds them */
+    const struct route *due;   /* NULL, or how the addend is summed that parallel_norm is given */
+    struct view stream;        /* the residual stream */
+    struct linear_fusion owed; /* gain NULL, or the norm of x that the next product makes */
+    struct extent rows;        /* cut where sequences have homes */
+    struct extent samples;     /* the sampled rows, which lie on the ranks of their rows: */
+    int64_t *cut;              /* [ranks + 1] where those of each piece of the rows begin */
+    int32_t *index;            /* [samples_max] rows of this rank that are sampled, on the device */
+    int32_t *index_host;       /* the same on the host, which finds them */
 
     void *memory; /* all of the following */
     float *input, *product, *sampled, *sums, *gate_up, *act;

@@ -88,7 +88,8 @@ static void cpu_parallel(struct backend *b, int64_t count, int64_t grain,
         .experts_open = experts_open, .experts_close = host_memory_experts_close,                  \
         .experts_bytes = host_memory_experts_bytes, .route = experts_route,                        \
         .expert_linear = experts_linear, .expert_sum = experts_sum, .embed = rowops_embed,         \
-        .linear = linear_run, .linear_in = host_memory_linear_type,                                \
+        .linear = linear_run, .linear_fuses = host_memory_linear_fuses,                            \
+        .linear_fused = host_memory_linear_fused, .linear_in = host_memory_linear_type,            \
         .linear_out = host_memory_linear_type, .add_bias = rowops_add_bias,                        \
         .expert_bias = rowops_expert_bias, .expert_bias_sum = rowops_expert_bias_sum,              \
         .rmsnorm = rowops_rmsnorm, .add_rmsnorm = rowops_add_rmsnorm,                              \

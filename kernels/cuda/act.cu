@@ -3,14 +3,7 @@
  * gates and one of ups, whatever their type, which it computes with in fp32. */
 #include "kernels/cuda/rows.cuh"
 
-#include "kernels/numerics.h"
-
-template <enum activation ACT> DEVICE float activate(float g, float u)
-{
-    return ACT == ACT_SWIGLU_PAIRS ? numerics_swiglu(g, u)
-           : ACT == ACT_SILU       ? g / (1 + expf(-g)) * u
-                                   : numerics_gelu(g) * u;
-}
+#include "kernels/cuda/act.cuh"
 
 /* Block (row, part of it). */
 template <enum activation ACT, bool ALIGNED, typename E>
@@ -32,7 +25,7 @@ __global__ void act_mul_kernel(struct elements y, const E *gu, int32_t cols)
     for (int k = 0; k < N; k++) {
         const float(&from)[N] = k < N / 2 ? a : b; /* of pairs */
         const float g = PAIRS ? from[2 * k % N] : a[k], u = PAIRS ? from[2 * k % N + 1] : b[k];
-        v.e[k] = activate<ACT>(g, u);
+        v.e[k] = activate(ACT, g, u);
     }
     put_row<ALIGNED>(y, row, i, cols, v);
 }

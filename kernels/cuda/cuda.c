@@ -241,7 +241,7 @@ static void kv_close(struct kv_cache *kv)
 }
 
 /* What the two differ in: name, linear and its types, expert_sum, attend. */
-#define OPS(NAME, LINEAR, LINEAR_IN, LINEAR_OUT, EXPERT_SUM, ATTEND)                               \
+#define OPS(NAME, LINEAR, LINEAR_FUSES, LINEAR_IN, LINEAR_OUT, EXPERT_SUM, ATTEND)                 \
     {                                                                                              \
         .name = NAME, .weight_bytes = cuda_memory_weight_bytes, .kv_bytes = cuda_memory_kv_bytes,  \
         .probe = cuda_probe, .scratch_bytes = cuda_memory_scratch_bytes, .record = record_begin,   \
@@ -256,22 +256,22 @@ static void kv_close(struct kv_cache *kv)
         .experts_open = experts_open, .experts_close = experts_close,                              \
         .experts_bytes = experts_bytes, .route = route_run, .expert_linear = experts_linear,       \
         .expert_sum = EXPERT_SUM, .resolve = sample_resolve, .embed = rowops_embed,                \
-        .linear = LINEAR, .linear_in = LINEAR_IN, .linear_out = LINEAR_OUT,                        \
-        .add_bias = rowops_add_bias, .expert_bias = rowops_expert_bias,                            \
-        .expert_bias_sum = rowops_expert_bias_sum, .rmsnorm = rowops_rmsnorm,                      \
-        .add_rmsnorm = rowops_add_rmsnorm, .square_sum = rowops_square_sum,                        \
-        .rms_scale = rowops_rms_scale, .rope_table = rope_table, .rope_kv = rope_kv,               \
-        .attend = ATTEND, .act_mul = act_mul, .scale = rowops_scale, .softcap = rowops_softcap,    \
-        .select = rowops_select, .copy = rowops_copy, .sum_tree = rowops_sum_tree,                 \
-        .sample = sample_run, .survey = elect_survey, .nominate = elect_nominate,                  \
-        .elect = elect_run, .logprobs = sample_logprobs,                                           \
+        .linear = LINEAR, .linear_fuses = LINEAR_FUSES, .linear_fused = linear_fused,              \
+        .linear_in = LINEAR_IN, .linear_out = LINEAR_OUT, .add_bias = rowops_add_bias,             \
+        .expert_bias = rowops_expert_bias, .expert_bias_sum = rowops_expert_bias_sum,              \
+        .rmsnorm = rowops_rmsnorm, .add_rmsnorm = rowops_add_rmsnorm,                              \
+        .square_sum = rowops_square_sum, .rms_scale = rowops_rms_scale, .rope_table = rope_table,  \
+        .rope_kv = rope_kv, .attend = ATTEND, .act_mul = act_mul, .scale = rowops_scale,           \
+        .softcap = rowops_softcap, .select = rowops_select, .copy = rowops_copy,                   \
+        .sum_tree = rowops_sum_tree, .sample = sample_run, .survey = elect_survey,                 \
+        .nominate = elect_nominate, .elect = elect_run, .logprobs = sample_logprobs,               \
     }
 
 const struct backend_ops cuda_ops =
-    OPS("cuda", linear_run, linear_in, linear_out, experts_sum, attend_run);
+    OPS("cuda", linear_run, linear_fuses, linear_in, linear_out, experts_sum, attend_run);
 const struct backend_ops cuda_invariant_ops =
-    OPS("cuda-deterministic", linear_invariant, linear_invariant_type, linear_invariant_type,
-        experts_sum_invariant, attend_invariant);
+    OPS("cuda-deterministic", linear_invariant, linear_invariant_fuses, linear_invariant_type,
+        linear_invariant_type, experts_sum_invariant, attend_invariant);
 
 /* N of "NAME:N", 0 of "NAME". */
 static int32_t device_of(const char *name)

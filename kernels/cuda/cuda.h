@@ -251,6 +251,12 @@ void rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *rules, 
 /* linear.cu. invariant: a row's bits depend on no other row, and leaves are those of the spec. */
 void linear_run(struct backend *b, struct view y, struct cview x, const struct weight *w);
 void linear_invariant(struct backend *b, struct view y, struct cview x, const struct weight *w);
+bool linear_fuses(struct backend *b, const struct weight *w, int32_t rows,
+                  const struct linear_fusion *f);
+bool linear_invariant_fuses(struct backend *b, const struct weight *w, int32_t rows,
+                            const struct linear_fusion *f);
+void linear_fused(struct backend *b, struct view y, struct cview x, const struct weight *w,
+                  const struct linear_fusion *f);
 enum dtype linear_in(struct backend *b, const struct weight *w, int32_t rows);
 enum dtype linear_out(struct backend *b, const struct weight *w, int32_t rows);
 enum dtype linear_invariant_type(struct backend *b, const struct weight *w, int32_t rows);
@@ -267,6 +273,13 @@ void gemv_run(struct cuda_backend *c, const struct weight_spec *s, const struct 
 void gemm_run(struct cuda_backend *c, const struct weight_spec *s, const struct product *p);
 void gemv_experts(struct cuda_backend *c, const struct weight_spec *s, const struct product *p,
                   const struct mixture *m);
+/* The same added to y, of up to 8 rows. */
+void gemv_add(struct cuda_backend *c, const struct weight_spec *s, const struct product *p);
+/* gemv_fused.cu: linear_fuses and linear_fused of such a product. */
+bool gemv_fuses(const struct weight_spec *s, const struct product *p,
+                const struct linear_fusion *f);
+void gemv_fused(struct cuda_backend *c, const struct weight_spec *s, const struct product *p,
+                const struct linear_fusion *f);
 void gemm_experts(struct cuda_backend *c, const struct weight_spec *s, const struct product *p,
                   const struct mixture *m);
 

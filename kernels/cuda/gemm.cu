@@ -165,7 +165,8 @@ DEVICE void take_step(float (&sum)[GROUPS][OUTPUTS * 2], const struct stage<F, O
     pack<uint32_t, 4> v[OUTPUTS];
     float part[GROUPS][OUTPUTS][4] = {};
     struct step_scales<F, OUTPUTS> scales;
-    scales.look(p, l, first_out + out, begin);
+    const struct neighbours outputs = {first_out + out};
+    scales.look(p, l, outputs, begin);
 #pragma unroll
     for (int o = 0; o < OUTPUTS; o++)
         v[o] = s->w[out + o * COLUMNS + lane / PART][lane % PART];
@@ -182,7 +183,7 @@ DEVICE void take_step(float (&sum)[GROUPS][OUTPUTS * 2], const struct stage<F, O
         unit[g] = HAS_UNITS<F> ? unit_of_row(most) : 1;
     }
     multiply<F, GROUPS, OUTPUTS>(
-        part, v, p, l, first_out + out, begin + k,
+        part, v, p, l, outputs, begin + k,
         [&](auto &split, int g, int sub) { split_x<F>(split, x_at(g, sub).e, unit[g]); });
     add_step(sum, part, scales, unit);
 }
@@ -243,7 +244,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     for (int g = 0; g < GROUPS; g++)
 #pragma unroll
         for (int i = 0; i < OUTPUTS * 2; i++) {
-            const int32_t o = output_of(first_out + out, i);
+            const int32_t o = output_of(neighbours{first_out + out}, i);
             const int32_t t = first_row + row + g * GROUP + lane / PART;
             const float v =
                 steps < TURNS ? total[g][i] + 0.0f : total[g][i]; /* turns without one */

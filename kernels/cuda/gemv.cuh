@@ -18,13 +18,13 @@ template <typename F, int GROUPS, int OUTPUTS> struct by_rows {
     typedef struct step_scales<F, OUTPUTS> scales;
     float sum[GROUPS][EACH] = {};
 
-    template <typename X>
+    template <typename X, typename Outputs>
     DEVICE void add_step_of(const pack<uint32_t, 4> (&v)[OUTPUTS], const scales &by,
-                            const struct product &p, struct leaf l, int32_t first, int32_t k, X &x,
-                            int32_t stage)
+                            const struct product &p, struct leaf l, const Outputs &out, int32_t k,
+                            X &x, int32_t stage)
     {
         float step[GROUPS][OUTPUTS][4] = {};
-        multiply<F, GROUPS, OUTPUTS>(step, v, p, l, first, k, [&](auto &row, int g, int sub) {
+        multiply<F, GROUPS, OUTPUTS>(step, v, p, l, out, k, [&](auto &row, int g, int sub) {
             x.take(row, g, sub, l.end, k, stage);
         });
         add_step(sum, step, by, x.unit);
@@ -34,9 +34,9 @@ template <typename F, int GROUPS, int OUTPUTS> struct by_rows {
     {
         return sum[i / EACH][i % EACH];
     }
-    DEVICE static int32_t output(int32_t first, int i)
+    template <typename Outputs> DEVICE static int32_t output(const Outputs &out, int i)
     {
-        return output_of(first, i % EACH);
+        return output_of(out, i % EACH);
     }
     DEVICE static int32_t row(int i)
     {
@@ -56,25 +56,26 @@ template <typename F, int OUTPUTS> struct by_outputs {
     static constexpr int COUNT = OUTPUTS;
     struct scales {
         float of[OUTPUTS];
-        DEVICE void look(const struct product &p, struct leaf l, int32_t first, int32_t k)
+        template <typename Outputs>
+        DEVICE void look(const struct product &p, struct leaf l, const Outputs &out, int32_t k)
         {
 #pragma unroll
             for (int i = 0; i < OUTPUTS; i++)
-                of[i] = step_scale<F>(p, l, output(first, i), k);
+                of[i] = step_scale<F>(p, l, output(out, i), k);
         }
     };
     float sum[OUTPUTS] = {};
 
-    template <typename X>
+    template <typename X, typename Outputs>
     DEVICE void add_step_of(const pack<uint32_t, 4> (&v)[OUTPUTS], const scales &by,
-                            const struct product &p, struct leaf l, int32_t first, int32_t k, X &x,
-                            int32_t stage)
+                            const struct product &p, struct leaf l, const Outputs &out, int32_t k,
+                            X &x, int32_t stage)
     {
         float step[OUTPUTS / 2][4] = {};
         typename F::ready ready[OUTPUTS];
 #pragma unroll
         for (int i = 0; i < OUTPUTS; i++)
-            ready[i] = F::prepare(p, l, output(first, i), k);
+            ready[i] = F::prepare(p, l, output(out, i), k);
 #pragma unroll
         for (int sub = 0; sub < F::K / 4; sub++) {
             uint32_t piece[2];
@@ -101,9 +102,9 @@ template <typename F, int OUTPUTS> struct by_outputs {
     {
         return sum[i];
     }
-    DEVICE static int32_t output(int32_t first, int i)
+    template <typename Outputs> DEVICE static int32_t output(const Outputs &out, int i)
     {
-        return first + i * COLUMNS + (int32_t)threadIdx.x % WARP / PART;
+        return out.at(i) + (int32_t)threadIdx.x % WARP / PART;
     }
     DEVICE static int32_t row(int)
     {
@@ -144,10 +145,14 @@ template <bool ALIGNED> DEVICE void load_x(float (&v)[4], const float *row, int3
  * Of less than 8 rows each of a step's vectors is copied by one lane of the warp and, if two pieces
  * become of it, split by that lane, into its place, one behind the other. Rows that x does not have
  * are copies of one that it has; lanes beyond ROWS have zeros or, of pieces, copies, too. The unit
- * is that of the row whose sums the lane has. */
-template <typename F, int ROWS, int STAGES_> struct x_ring {
+ * is that of the row whose sums the lane has.
+ *
+ * NORMED: a norm's gain comes behind them, as one more row, and is multiplied before a vector is
+ * split. What the norm divides by is known in the end: so sums are divided by it. */
+template <typename F, int ROWS, int STAGES_, bool NORMED = false> struct x_ring {
     static constexpr int VECTORS = F::K / 4, STAGES = STAGES_;
-    static constexpr int COPIED = ROWS * PART, EACH = COPIED * VECTORS; /* of a step */
+    static constexpr int COPIED = ROWS * PART, OF_X = COPIED * VECTORS; /* of a step */
+    static constexpr int EACH = OF_X + (NORMED ? PART * VECTORS : 0);
     static constexpr int PASSES = (EACH + WARP - 1) / WARP, STAGE = WARPS * EACH;
     static constexpr bool OWN = ROWS == GROUP;                 /* each lane copies what it takes */
     static constexpr bool IN_PLACE = !OWN && F::X_PIECES == 2; /* what a vector becomes fits */
@@ -156,10 +161,10 @@ template <typename F, int ROWS, int STAGES_> struct x_ring {
     typedef pack<uint32_t, 2> piece;
     template <int OUTPUTS>
     using sums = std::conditional_t<IN_PLACE, by_outputs<F, OUTPUTS>, by_rows<F, 1, OUTPUTS>>;
-    const float *next[PASSES]; /* what is copied next */
-    vector *own;               /* the lane's first one in the first stage */
-    const piece *taken;        /* the same of what it takes */
-    float unit[1] = {1};
+    const float *next[PASSES];        /* what is copied next */
+    vector *own;                      /* the lane's first one in the first stage */
+    const piece *taken;               /* the same of what it takes */
+    float unit[1] = {1}, squares = 0; /* of the lane's vectors */
 
     template <typename Which>
     DEVICE void open(const struct product &p, const Which &which, const int32_t (&pair)[1],
@@ -175,6 +180,9 @@ template <typename F, int ROWS, int STAGES_> struct x_ring {
             const int32_t n = i * WARP + lane, row = n % COPIED / PART;
             const int32_t its = __shfl_sync(ALL_LANES, pair[0], row * PART);
             next[i] = p.x + (int64_t)x_row(p, which, row, its) * p.x_pitch + k + column(n);
+            if constexpr (NORMED)
+                if (n >= OF_X)
+                    next[i] = which.gain + k + column(n);
         }
     }
     /* Has a step a vector for this lane in the ith pass? */
@@ -182,10 +190,15 @@ template <typename F, int ROWS, int STAGES_> struct x_ring {
     {
         return (i + 1) * WARP <= EACH || i * WARP + (int32_t)threadIdx.x % WARP < EACH;
     }
+    /* Is it one of x? */
+    DEVICE static bool splits(int i)
+    {
+        return (i + 1) * WARP <= OF_X || i * WARP + (int32_t)threadIdx.x % WARP < OF_X;
+    }
     /* Of a vector, in a step. */
     DEVICE static int32_t column(int32_t n)
     {
-        return n % PART * F::K + n / COPIED * 4;
+        return n % PART * F::K + (n < OF_X ? n / COPIED : (n - OF_X) / PART) * 4;
     }
     /* k: the step's first column */
     DEVICE void copy(int32_t end, int32_t k, int32_t stage)
@@ -223,10 +236,14 @@ template <typename F, int ROWS, int STAGES_> struct x_ring {
         static_assert(IN_PLACE || !HAS_UNITS<F>, "units are found where vectors are split");
         vector *at = own + stage * STAGE, v[PASSES] = {};
         float most = 0, mine = 1;
+        if (NORMED)
+            __syncwarp(); /* other lanes have copied the gain */
 #pragma unroll
         for (int i = 0; i < PASSES; i++) {
-            if (IN_PLACE && copies(i))
+            if (IN_PLACE && splits(i))
                 v[i] = at[i * WARP];
+            if (NORMED && splits(i))
+                apply_gain(v[i], at, i * WARP + (int32_t)threadIdx.x % WARP);
             most = most_of(most, v[i].e);
         }
         if (HAS_UNITS<F>)
@@ -236,13 +253,36 @@ template <typename F, int ROWS, int STAGES_> struct x_ring {
             uint32_t to[X_PAIRS<F>][4];
             split_x<F>(to, v[i].e, mine);
             const uint32_t words[4] = {to[0][0], to[0][2], to[0][1], to[0][3]};
-            if (IN_PLACE && copies(i))
+            if (IN_PLACE && splits(i))
                 memcpy(at + i * WARP, words, sizeof words);
         }
         if (HAS_UNITS<F>)
             unit[0] = ROWS == 1 ? mine : __shfl_sync(ALL_LANES, mine, lane_of_sums());
         if (!OWN)
             __syncwarp();
+    }
+    /* Of the step's nth vector; at: the lane's first one. */
+    DEVICE void apply_gain(vector &v, const vector *at, int32_t n)
+    {
+        const int32_t first = OF_X - (int32_t)threadIdx.x % WARP;
+        const vector gain = at[first + n / COPIED * PART + n % PART];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            squares = fmaf(v.e[i], v.e[i], squares);
+            v.e[i] *= gain.e[i];
+        }
+    }
+    /* The warp's squares of each row, to where others find them. */
+    DEVICE void show_squares(float *of_row) const
+    {
+        const int32_t lane = (int32_t)threadIdx.x % WARP;
+        float sum = squares;
+#pragma unroll
+        for (int step = WARP / 2; step > 0; step /= 2)
+            if (step < PART || step >= COPIED)
+                sum += __shfl_xor_sync(ALL_LANES, sum, step);
+        if (lane < COPIED && lane % PART == 0)
+            of_row[lane / PART] = sum;
     }
     /* One that has split what the lane sums up. */
     DEVICE static int32_t lane_of_sums()
@@ -358,19 +398,21 @@ template <typename F, int OUTPUTS, bool ALIGNED, int STAGES> struct w_ring {
     const unsigned char *next[OUTPUTS]; /* what is copied next or, if not ALIGNED, rows */
     vector *own;                        /* the thread's in the first stage */
 
-    /* first: output; k: column */
-    DEVICE void open(const struct product &p, int32_t first, int32_t k, vector *memory)
+    /* k: column */
+    template <typename Outputs>
+    DEVICE void open(const struct product &p, const Outputs &out, int32_t k, vector *memory)
     {
         const int32_t lane = (int32_t)threadIdx.x % WARP;
         own = memory + threadIdx.x;
         if (F::SCALES == PER_ROW && threadIdx.x < COLUMNS * OUTPUTS) /* wanted when all is done */
-            prefetch_line(groups_row(p, first + (int32_t)threadIdx.x));
+            prefetch_line(
+                groups_row(p, out.at((int)threadIdx.x / COLUMNS) + (int32_t)threadIdx.x % COLUMNS));
 #pragma unroll
         for (int o = 0; o < OUTPUTS; o++) {
-            next[o] = output_row(p, first + o * COLUMNS + lane / PART);
+            next[o] = output_row(p, out.at(o) + lane / PART);
             const int32_t line = ((int32_t)threadIdx.x / WARP * PART + lane % PART) * CUDA_LINE;
             if (F::SCALES == GROUPED && line < p.groups)
-                prefetch_line(groups_row(p, first + o * COLUMNS + lane / PART) + line);
+                prefetch_line(groups_row(p, out.at(o) + lane / PART) + line);
             if (ALIGNED) {
                 next[o] += (int64_t)k * CUDA_VECTOR / F::K;
                 mma_keep(next[o]);

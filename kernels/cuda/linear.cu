@@ -370,6 +370,23 @@ void linear_run(struct backend *b, struct view y, struct cview x, const struct w
     }
 }
 
+bool linear_fuses(struct backend *, const struct weight *w, int32_t rows,
+                  const struct linear_fusion *f)
+{
+    const struct product p = product_of(&w->spec, w->storage, nullptr, nullptr, rows);
+    const bool is_plain = f->gain == nullptr && f->end == LINEAR_STORE;
+    const bool takes_turns = f->end == LINEAR_ACT && f->act == ACT_SWIGLU_PAIRS;
+    return w->spec.in > 0 && w->spec.out > 1 && !is_plain && !takes_turns &&
+           gemv_fuses(&w->spec, &p, f);
+}
+
+void linear_fused(struct backend *b, struct view y, struct cview x, const struct weight *w,
+                  const struct linear_fusion *f)
+{
+    const struct product p = product_of(&w->spec, w->storage, x.data, y.data, y.rows);
+    gemv_fused(cuda_of(b), &w->spec, &p, f);
+}
+
 /* ---- the same bits at any number of rows and ranks ---- */
 
 /* Where the form depends on where a leaf begins, each has its own: that which it has on a rank of
@@ -424,4 +441,11 @@ void linear_invariant(struct backend *b, struct view y, struct cview x, const st
         fold_leaves(c, &w->spec, p);
     else
         multiply_rows(c, &w->spec, &p);
+}
+
+/* Not a norm, which would round otherwise than that of many rows does. */
+bool linear_invariant_fuses(struct backend *b, const struct weight *w, int32_t rows,
+                            const struct linear_fusion *f)
+{
+    return f->gain == nullptr && w->spec.leaves <= 1 && linear_fuses(b, w, rows, f);
 }

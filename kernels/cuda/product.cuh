@@ -30,6 +30,7 @@
 
 /* Which rows a block has: all of one weight, */
 struct alone {
+    bool adds; /* results to what y holds */
 };
 
 /* or those that take an expert. A pair is a row and one of its experts, row * chosen + place. */
@@ -138,17 +139,36 @@ DEVICE void split_x(uint32_t (&row)[X_PAIRS<F>][4], const float (&x)[4], float u
         row[i / 2 / 2][i % 2 * 2 + i / 2 % 2] = i < F::X_PIECES * 2 ? word[i % 2][i / 2] : 0;
 }
 
+/* The outputs of a block, COLUMNS for each of a lane's: neighbours, */
+struct neighbours {
+    int32_t first;
+    DEVICE int32_t at(int o) const
+    {
+        return first + o * COLUMNS;
+    }
+};
+
+/* or from HALF on others, which are neighbours, too. */
+template <int HALF> struct halves {
+    int32_t first, others;
+    DEVICE int32_t at(int o) const
+    {
+        return o < HALF ? first + o * COLUMNS : others + (o - HALF) * COLUMNS;
+    }
+};
+
 /* sum[g][o] += one step: the vectors v of the lane's outputs, times x from column k on, of which
  * take(row, g, sub) gives the sub-th four elements of the lane's row in group g, split. Of the four
  * sums the first two are those of one piece of x, the others of the next. */
-template <typename F, int GROUPS, int OUTPUTS, typename Take>
+template <typename F, int GROUPS, int OUTPUTS, typename Outputs, typename Take>
 DEVICE void multiply(float (&sum)[GROUPS][OUTPUTS][4], const pack<uint32_t, 4> (&v)[OUTPUTS],
-                     const struct product &p, struct leaf l, int32_t first, int32_t k, Take take)
+                     const struct product &p, struct leaf l, const Outputs &out, int32_t k,
+                     Take take)
 {
     typename F::ready ready[OUTPUTS];
 #pragma unroll
     for (int o = 0; o < OUTPUTS; o++)
-        ready[o] = F::prepare(p, l, first + o * COLUMNS + (int32_t)threadIdx.x % WARP / PART, k);
+        ready[o] = F::prepare(p, l, out.at(o) + (int32_t)threadIdx.x % WARP / PART, k);
 #pragma unroll
     for (int sub = 0; sub < F::K / 4; sub++) {
         uint32_t rows[GROUPS][X_PAIRS<F>][4];
@@ -173,9 +193,9 @@ DEVICE void multiply(float (&sum)[GROUPS][OUTPUTS][4], const pack<uint32_t, 4> (
 }
 
 /* Output i of those that a lane sums up, of which a product leaves it two: 2 * j and the next. */
-DEVICE int32_t output_of(int32_t first, int i)
+template <typename Outputs> DEVICE int32_t output_of(const Outputs &out, int i)
 {
-    return first + i / 2 * COLUMNS + (int32_t)threadIdx.x % PART * 2 + i % 2;
+    return out.at(i / 2) + (int32_t)threadIdx.x % PART * 2 + i % 2;
 }
 
 /* What the step that begins with column k is to be multiplied by, of output o. */
@@ -188,11 +208,12 @@ DEVICE float step_scale(const struct product &p, struct leaf l, int32_t o, int32
 /* That of a lane's outputs. */
 template <typename F, int OUTPUTS> struct step_scales {
     float of[OUTPUTS * 2];
-    DEVICE void look(const struct product &p, struct leaf l, int32_t first, int32_t k)
+    template <typename Outputs>
+    DEVICE void look(const struct product &p, struct leaf l, const Outputs &out, int32_t k)
     {
 #pragma unroll
         for (int i = 0; i < OUTPUTS * 2; i++)
-            of[i] = step_scale<F>(p, l, output_of(first, i), k);
+            of[i] = step_scale<F>(p, l, output_of(out, i), k);
     }
 };
 
