@@ -1,136 +1,7 @@
 /* Ranks whose memory is a device's, emulated or real (the CUDA module beside the test): what is
  * planned is what is taken, nothing is taken later, and steps that are replayed are those that
  * run op by op. */
-#include "kernels/module.h"
-#include "tests/cluster.h"
-#include "tests/emulate/calls.h"
-#include "tests/only.h"
-
-/* Of steps that are replayed the sizes are 1, 2, 4 and, for want of slots, 7. */
-enum { SLOTS = 7, PROMPT = 5, POSITIONS = 48 };
-
-static const struct {
-    const char *name;
-    int32_t ranks;
-    const char *options[2];
-} cases[] = {
-    {"tied_gqa2_f32", 1, {"--sampler=gather"}},
-    {"untied_mha_bf16", 3, {"--sampler=gather"}},
-    {"headdim_bf16", 2, {"--sampler=distributed"}},
-    {"tied_gqa2_f32", 4, {"--parallel-mode=1d_sp"}},
-    {"untied_mha_bf16", 4, {"--parallel-mode=2d"}},
-    {"headdim_bf16", 4, {"--plan=" TEST_DATA_DIR "/corpus/plans/ok_home.json"}},
-    {"untied_mha_bf16", 3, {"--quantization=fp8"}},
-    {"qwen2_gqa_bf16", 2, {"--quantization=fp8"}},
-    {"qwen3_bf16", 4, {"--parallel-mode=2d"}},
-    {"mixtral_f32", 2, {"--sampler=gather"}},
-    {"qwen2_window_bf16", 2, {"--dtype=auto"}},
-    {"gemma2_f32", 4, {"--parallel-mode=2d"}},
-    {"gemma3_bf16", 2, {"--dtype=auto"}},
-    {"phi3_longrope_f32", 2, {"--dtype=auto"}},
-    {"gpt_oss_bf16", 2, {"--dtype=auto"}},
-    {"gpt_oss_f32", 1, {"--dtype=auto"}},
-    {"gpt_oss_bf16", 4, {"--parallel-mode=1d_sp"}},
-    {"qwen3_moe_bf16", 4, {"--parallel-mode=1d_sp"}},
-    {"qwen3_moe_bf16", 1, {"--quantization=fp8"}},
-    {"glm4_moe_bf16", 2, {"--dtype=auto"}},
-    {"glm4_moe_f32", 3, {"--quantization=int8"}},
-    {"qwen2_moe_f32", 4, {"--parallel-mode=1d_sp"}},
-    {"untied_mha_bf16", 2, {"--quantization=int8"}},
-    {"qwen3_moe_bf16", 3, {"--quantization=int4"}},
-    {"untied_mha_bf16", 4, {"--parallel-mode=2d", "--quantization=int4"}},
-    {"untied_mha_bf16", 1, {"--dtype=float16"}},
-};
-
-static const struct module *module_here(struct module_report *report)
-{
-    struct err err;
-    const struct module *m = NULL;
-    if (module_find(&m, &err) != OK || m->report(report, &err) != OK) {
-        print_message("skipped: %s\n", err.text);
-        return NULL;
-    }
-    return m;
-}
-
-/* As many as the case wants or, with fewer devices, one, which layouts of several are not for: 0.
- */
-static int32_t ranks_here(const struct module *m, size_t i)
-{
-    struct err err;
-    size_t bytes;
-    if (m->find("cuda")->probe(cases[i].ranks, &bytes, &err) == OK)
-        return cases[i].ranks;
-    return strncmp(cases[i].options[0], "--p", 3) != 0;
-}
-
-static struct cluster *open_with(size_t i, int32_t ranks, const char *const more[2])
-{
-    char path[1024];
-    const char *args[10] = {"--device=cuda",        "--threads-per-rank=1",
-                            "--max-num-seqs=7",     "--max-num-batched-tokens=64",
-                            "--kv-cache-memory=1M", cases[i].options[0]};
-    size_t n = 6;
-    if (cases[i].options[1])
-        args[n++] = cases[i].options[1];
-    args[n++] = more[0];
-    args[n] = more[1];
-    snprintf(path, sizeof path, "%s/golden/%s", TEST_DATA_DIR, cases[i].name);
-    return cluster_open(path, ranks, args);
-}
-
-static struct cluster *open_case(size_t i, int32_t ranks, bool eager)
-{
-    return open_with(i, ranks, (const char *const[2]){eager ? "--enforce-eager" : NULL, NULL});
-}
-
-/* Prompts of all slots in one step. */
-static void prefill(struct cluster *c)
-{
-    static int32_t prompt[SLOTS][PROMPT];
-    for (int32_t s = 0; s < SLOTS; s++) {
-        const struct sample_params p = {.temperature = 0.8f, .top_p = 0.9f, .seed = (uint64_t)s};
-        for (int32_t i = 0; i < PROMPT; i++)
-            prompt[s][i] = 3 + 7 * s + i;
-        c->home = s * c->footprint.limits.homes / SLOTS;
-        cluster_open_slot(c, s, prompt[s], PROMPT, POSITIONS, p);
-        for (int32_t i = 0; i < PROMPT; i++)
-            cluster_row(c, s, i, prompt[s][i], i + 1 == PROMPT);
-    }
-    cluster_step(c);
-}
-
-static void begin(int32_t *at)
-{
-    for (int32_t s = 0; s < SLOTS; s++)
-        at[s] = PROMPT;
-}
-
-/* A decode of the first `slots` slots, with `more` rows for a guess in each; *at: positions so far.
- */
-static void decode_guesses(struct cluster *c, int32_t slots, int32_t more, int32_t *at)
-{
-    for (int32_t s = 0; s < slots; s++) {
-        cluster_row(c, s, at[s]++, STEP_TOKEN_FROM_SLOT, true);
-        for (int32_t i = 0; i < more; i++)
-            cluster_row(c, s, at[s]++, 5 + s, true);
-    }
-    cluster_step(c);
-}
-
-static void decode(struct cluster *c, int32_t rows, int32_t *at)
-{
-    decode_guesses(c, rows, 0, at);
-}
-
-/* *calls = what the emulated device has been asked to do; false: it is a real one. */
-static bool count_calls(const struct module *m, struct emulated_calls *calls)
-{
-    emulated_calls_fn *count = emulated_calls_of(m->find("cuda"));
-    if (count)
-        count(calls);
-    return count != NULL;
-}
+#include "tests/device_ranks.h"
 
 /* ---- memory ---- */
 
@@ -436,104 +307,6 @@ static void test_all_ranks_replay_or_none(void **state)
     }
 }
 
-/* ---- products in 16 bits ---- */
-
-/* Such products of a prompt of all slots, then of a decode of them; *converted: launches of the
- * prompt that did nothing but round rows; *logits: the prompt's. */
-static void count_narrow(const struct module *m, struct cluster *c, uint64_t *prompt,
-                         uint64_t *decoded, uint64_t *converted, struct cview *logits)
-{
-    struct emulated_calls before, between, after;
-    int32_t at[SLOTS];
-    begin(at);
-    (void)count_calls(m, &before);
-    prefill(c);
-    (void)count_calls(m, &between);
-    *prompt = between.narrow - before.narrow;
-    *converted = between.converted - before.converted;
-    *logits = c->logits[0];
-    logits->data =
-        memcpy(malloc((size_t)logits->rows * (size_t)logits->cols * sizeof(float)), logits->data,
-               (size_t)logits->rows * (size_t)logits->cols * sizeof(float));
-    decode(c, SLOTS, at);
-    (void)count_calls(m, &after);
-    *decoded = after.narrow - between.narrow;
-}
-
-/* They are near those of our own kernels, which write fp32: as near as bf16 is, in which many rows
- * are multiplied either way. */
-static void assert_near_fp32(const struct module *m, size_t i, int32_t ranks, struct cview logits)
-{
-    struct cluster *c = open_with(i, ranks, (const char *const[2]){"--deterministic", NULL});
-    struct cview want;
-    uint64_t prompt, decoded, converted;
-    float most = 0, off = 0;
-    count_narrow(m, c, &prompt, &decoded, &converted, &want);
-    assert_int_equal(prompt + decoded + converted, 0);
-    assert_true(want.rows == logits.rows && want.cols == logits.cols);
-    for (int32_t e = 0; e < want.rows * want.cols; e++) {
-        const float w = ((const float *)want.data)[e], g = ((const float *)logits.data)[e];
-        most = fmaxf(most, fabsf(w));
-        off = fmaxf(off, fabsf(w - g));
-    }
-    print_message("%s: logits up to %g, off by %g\n", cases[i].name, (double)most, (double)off);
-    assert_true(off <= most * 0x1p-5f);
-    free((void *)(uintptr_t)want.data);
-    cluster_close(c);
-}
-
-/* Collectives of the first rank. */
-static uint64_t collectives_of(const struct cluster *c)
-{
-    const struct board_rank *board = c->memory[0].board;
-    uint64_t n = 0;
-    for (int32_t op = 0; op < COMM_OP_COUNT; op++) {
-        n += atomic_load(&board->comm.op[op].calls);
-        for (int32_t i = 0; i < MESH_AXES_MAX; i++)
-            n += atomic_load(&board->axis[i].op[op].calls);
-    }
-    return n;
-}
-
-/* Products of a prompt on each rank in each layer behind which nothing is exchanged and nothing
- * made but a norm: of qkv and of gate and up, on one rank, which asks for no collective, also of O
- * and down. Not of few rows, fp32 weights, codes, mixtures. */
-static void test_prompts_have_narrow_products(void **state)
-{
-    static const struct {
-        size_t i;
-        int32_t ranks, narrow; /* 0 ranks: the case's; narrow of a layer */
-    } with[] = {{0, 0, 0},  {1, 0, 2},  {1, 1, 4},  {4, 0, 0},  {6, 0, 0}, {7, 0, 0},
-                {12, 0, 2}, {12, 1, 2}, {17, 0, 0}, {19, 0, 0}, {25, 0, 0}};
-    (void)state;
-    struct module_report report;
-    struct emulated_calls calls;
-    const struct module *m = module_here(&report);
-    if (!m || !count_calls(m, &calls))
-        skip();
-    for (size_t k = 0; k < ARRAY_LEN(with); k++) {
-        const size_t i = with[k].i;
-        const int32_t ranks = with[k].ranks > 0 ? with[k].ranks : cases[i].ranks;
-        struct cview logits;
-        uint64_t prompt, decoded, converted;
-        struct cluster *c = open_case(i, ranks, true);
-        count_narrow(m, c, &prompt, &decoded, &converted, &logits);
-        /* norms, attention and activations have rounded, but where rows of weights have tails */
-        const struct model_config *cfg = &c->setup.model;
-        const int32_t tails =
-            2 * (cfg->hidden % 8 > 0) + (cfg->mlp % 8 > 0) + (cfg->heads * cfg->head_dim % 8 > 0);
-        assert_int_equal(collectives_of(c) > 0, ranks > 1);
-        if ((with[k].narrow > 0 || i == 25) && ranks == 1)
-            assert_int_equal(converted, tails * cfg->layers);
-        assert_int_equal(prompt, with[k].narrow * ranks * c->setup.model.layers);
-        assert_int_equal(decoded, 0);
-        cluster_close(c);
-        if (with[k].narrow > 0)
-            assert_near_fp32(m, i, ranks, logits);
-        free((void *)(uintptr_t)logits.data);
-    }
-}
-
 /* A recorded step of 24 rows, three of them padding, has the results of its 21 rows run op by op:
  * the products of qkv and of gate and up are in 16 bits in both. */
 static void test_narrow_products_are_replayed(void **state)
@@ -712,7 +485,8 @@ static void test_steps_ahead_are_the_same(void **state)
 }
 
 /* Decodes before, between and behind chunks of prompts, of which the host tells where they are,
- * have the logits that they have in steps of their own, and so have the chunks. */
+ * have the logits that they have in steps of their own, and so have the chunks: with weights in
+ * fp32, whose products never make norms, so that the bits of a row are those of a row alone. */
 static void test_decodes_beside_chunks(void **state)
 {
     (void)state;
@@ -722,7 +496,7 @@ static void test_decodes_beside_chunks(void **state)
     struct module_report report;
     if (!module_here(&report))
         skip();
-    struct cluster *mixed = open_case(1, 1, true), *apart = open_case(1, 1, true);
+    struct cluster *mixed = open_case(0, 1, true), *apart = open_case(0, 1, true);
     int32_t at[2][SLOTS];
     begin(at[0]);
     begin(at[1]);
@@ -769,7 +543,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_norms_behind_sums),
         cmocka_unit_test(test_replayed_step_is_few_calls),
         cmocka_unit_test(test_all_ranks_replay_or_none),
-        cmocka_unit_test(test_prompts_have_narrow_products),
         cmocka_unit_test(test_narrow_products_are_replayed),
         cmocka_unit_test(test_broken_device_is_told),
         cmocka_unit_test(test_old_driver_is_told),
