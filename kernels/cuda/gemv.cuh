@@ -242,7 +242,7 @@ template <typename F, int ROWS, int STAGES_, bool NORMED = false> struct x_ring 
         for (int i = 0; i < PASSES; i++) {
             if (IN_PLACE && splits(i))
                 v[i] = at[i * WARP];
-            if (NORMED && splits(i))
+            if (NORMED)
                 apply_gain(v[i], at, i * WARP + (int32_t)threadIdx.x % WARP);
             most = most_of(most, v[i].e);
         }
@@ -261,11 +261,11 @@ template <typename F, int ROWS, int STAGES_, bool NORMED = false> struct x_ring 
         if (!OWN)
             __syncwarp();
     }
-    /* Of the step's nth vector; at: the lane's first one. */
+    /* Of the step's nth vector, or of zeros where x has none; at: the lane's first one. */
     DEVICE void apply_gain(vector &v, const vector *at, int32_t n)
     {
         const int32_t first = OF_X - (int32_t)threadIdx.x % WARP;
-        const vector gain = at[first + n / COPIED * PART + n % PART];
+        const vector gain = at[first + n % OF_X / COPIED * PART + n % PART];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             squares = fmaf(v.e[i], v.e[i], squares);
