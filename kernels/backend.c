@@ -390,15 +390,39 @@ enum status backend_rope_table(struct backend *b, struct view table, const int32
     return OK;
 }
 
+/* What rope_kv and rope_attend ask of their arguments, */
+static enum status check_rope(const char *op, struct cview qkv, const struct qkv_rules *rules,
+                              struct cview table, const struct heads *h, const struct rows *rows,
+                              struct err *err)
+{
+    REQUIRE(op, is_rows(rows) && is_heads(h), qkv, table);
+    REQUIRE(op, is_result(qkv, rows->count, qkv_cols(h)), qkv, table);
+    REQUIRE(op, (rules->q_norm == NULL) == (rules->k_norm == NULL), qkv, table);
+    REQUIRE(op, table.cols <= h->head_dim && table.cols % 2 == 0, qkv, table);
+    REQUIRE(op, has_shape(table, rows->count, table.cols), qkv, table);
+    return OK;
+}
+
+/* and attend and rope_attend. */
+static enum status check_attend(const char *op, struct cview out, struct cview qkv,
+                                const struct heads *h, const struct attention *how,
+                                const struct rows *rows, struct err *err)
+{
+    REQUIRE(op, is_rows(rows) && is_heads(h), qkv, out);
+    REQUIRE(op, how->scale > 0 && how->softcap >= 0 && how->window >= 0, qkv, out);
+    REQUIRE(op, is_result(qkv, rows->count, qkv_cols(h)), qkv, out);
+    REQUIRE(op, is_factor(out, rows->count, (int64_t)h->heads * h->head_dim), qkv, out);
+    REQUIRE(op, is_apart(out, qkv), qkv, out);
+    return OK;
+}
+
 enum status backend_rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *rules,
                             struct cview table, const struct heads *h, const struct rows *rows,
                             struct kv_cache *kv, int32_t layer, struct err *err)
 {
-    REQUIRE("rope_kv", is_rows(rows) && is_heads(h), qkv, table);
-    REQUIRE("rope_kv", is_result(cview_of(qkv), rows->count, qkv_cols(h)), qkv, table);
-    REQUIRE("rope_kv", (rules->q_norm == NULL) == (rules->k_norm == NULL), qkv, table);
-    REQUIRE("rope_kv", table.cols <= h->head_dim && table.cols % 2 == 0, qkv, table);
-    REQUIRE("rope_kv", has_shape(table, rows->count, table.cols), qkv, table);
+    enum status st = check_rope("rope_kv", cview_of(qkv), rules, table, h, rows, err);
+    if (st != OK)
+        return st;
     REQUIRE("rope_kv", is_cache_of(kv, h, layer), qkv, table);
     b->ops->rope_kv(b, qkv, rules, table, h, rows, kv, layer);
     return OK;
@@ -409,14 +433,27 @@ enum status backend_attend(struct backend *b, struct view out, struct cview qkv,
                            const struct rows *rows, const struct kv_cache *kv, int32_t layer,
                            struct err *err)
 {
-    REQUIRE("attend", is_rows(rows) && is_heads(h), qkv, out);
-    REQUIRE("attend", how->scale > 0 && how->softcap >= 0 && how->window >= 0, qkv, out);
-    REQUIRE("attend", is_result(qkv, rows->count, qkv_cols(h)), qkv, out);
-    REQUIRE("attend", is_factor(cview_of(out), rows->count, (int64_t)h->heads * h->head_dim), qkv,
-            out);
-    REQUIRE("attend", is_apart(cview_of(out), qkv), qkv, out);
+    enum status st = check_attend("attend", cview_of(out), qkv, h, how, rows, err);
+    if (st != OK)
+        return st;
     REQUIRE("attend", is_cache_of(kv, h, layer), qkv, out);
     b->ops->attend(b, out, qkv, h, how, rows, kv, layer);
+    return OK;
+}
+
+enum status backend_rope_attend(struct backend *b, struct view out, struct view qkv,
+                                const struct qkv_rules *rules, struct cview table,
+                                const struct heads *h, const struct attention *how,
+                                const struct rows *rows, struct kv_cache *kv, int32_t layer,
+                                struct err *err)
+{
+    enum status st = check_rope("rope_attend", cview_of(qkv), rules, table, h, rows, err);
+    if (st == OK)
+        st = check_attend("rope_attend", cview_of(out), cview_of(qkv), h, how, rows, err);
+    if (st != OK)
+        return st;
+    REQUIRE("rope_attend", is_cache_of(kv, h, layer), qkv, out);
+    b->ops->rope_attend(b, out, qkv, rules, table, h, how, rows, kv, layer);
     return OK;
 }
 

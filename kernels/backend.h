@@ -491,6 +491,11 @@ struct backend_ops {
     void (*attend)(struct backend *b, struct view out, struct cview qkv, const struct heads *h,
                    const struct attention *how, const struct rows *rows, const struct kv_cache *kv,
                    int32_t layer);
+    /* rope_kv, then attend, with their bits; nothing may be relied on of what is in qkv then. */
+    void (*rope_attend)(struct backend *b, struct view out, struct view qkv,
+                        const struct qkv_rules *rules, struct cview table, const struct heads *h,
+                        const struct attention *how, const struct rows *rows, struct kv_cache *kv,
+                        int32_t layer);
     /* y[T, F] of gu[T, 2F] */
     void (*act_mul)(struct backend *b, struct view y, struct cview gu, enum activation act);
     /* y = x * by. y may alias x. */
@@ -611,6 +616,11 @@ enum status backend_attend(struct backend *b, struct view out, struct cview qkv,
                            const struct heads *h, const struct attention *how,
                            const struct rows *rows, const struct kv_cache *kv, int32_t layer,
                            struct err *err) MUST_USE;
+enum status backend_rope_attend(struct backend *b, struct view out, struct view qkv,
+                                const struct qkv_rules *rules, struct cview table,
+                                const struct heads *h, const struct attention *how,
+                                const struct rows *rows, struct kv_cache *kv, int32_t layer,
+                                struct err *err) MUST_USE;
 enum status backend_act_mul(struct backend *b, struct view y, struct cview gu, enum activation act,
                             struct err *err) MUST_USE;
 enum status backend_scale(struct backend *b, struct view y, struct cview x, float by,

@@ -26,6 +26,17 @@ struct recording *host_memory_record_end(struct backend *b);
 void host_memory_replay(struct backend *b, const struct recording *r);
 void host_memory_recording_close(struct recording *r);
 
+/* The backend's own two, one after the other. */
+static inline void host_memory_rope_attend(struct backend *b, struct view out, struct view qkv,
+                                           const struct qkv_rules *rules, struct cview table,
+                                           const struct heads *h, const struct attention *how,
+                                           const struct rows *rows, struct kv_cache *kv,
+                                           int32_t layer)
+{
+    b->ops->rope_kv(b, qkv, rules, table, h, rows, kv, layer);
+    b->ops->attend(b, out, cview_of(qkv), h, how, rows, kv, layer);
+}
+
 /* linear_in and linear_out: processors' caches and instructions have fp32. */
 static inline enum dtype host_memory_linear_type(struct backend *b, const struct weight *w,
                                                  int32_t rows)

@@ -390,15 +390,21 @@ static inline void staged_rope_table(struct backend *b, struct view table, const
     staged_end(s, table.data);
 }
 
+static inline struct qkv_rules staged_rules(struct staged *s, const struct qkv_rules *rules,
+                                            int32_t cols, int32_t head_dim)
+{
+    const size_t head = (size_t)head_dim * 4;
+    return (struct qkv_rules){staged_in(s, rules->bias, (size_t)cols * 4),
+                              staged_in(s, rules->q_norm, head), staged_in(s, rules->k_norm, head),
+                              rules->eps, rules->interleaved};
+}
+
 static inline void staged_rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *rules,
                                   struct cview table, const struct heads *h,
                                   const struct rows *rows, struct kv_cache *kv, int32_t layer)
 {
     struct staged *s = staged_of(b);
-    const size_t head = (size_t)h->head_dim * 4;
-    const struct qkv_rules dq = {staged_in(s, rules->bias, (size_t)qkv.cols * 4),
-                                 staged_in(s, rules->q_norm, head),
-                                 staged_in(s, rules->k_norm, head), rules->eps, rules->interleaved};
+    const struct qkv_rules dq = staged_rules(s, rules, qkv.cols, h->head_dim);
     const struct heads dh = staged_heads(s, h);
     const struct rows dr = staged_rows(s, rows);
     s->inner->ops->rope_kv(s->inner, staged_view(s, qkv), &dq, staged_cview(s, table), &dh, &dr,
@@ -417,6 +423,24 @@ static inline void staged_attend(struct backend *b, struct view out, struct cvie
     there.sink = staged_in(s, how->sink, (size_t)h->heads * 4);
     s->inner->ops->attend(s->inner, staged_view(s, out), staged_cview(s, qkv), &dh, &there, &dr,
                           ((const struct staged_cache *)(const void *)kv)->inner, layer);
+    staged_end(s, out.data);
+}
+
+/* What is in qkv then stays on the device: nothing may be relied on. */
+static inline void staged_rope_attend(struct backend *b, struct view out, struct view qkv,
+                                      const struct qkv_rules *rules, struct cview table,
+                                      const struct heads *h, const struct attention *how,
+                                      const struct rows *rows, struct kv_cache *kv, int32_t layer)
+{
+    struct staged *s = staged_of(b);
+    const struct qkv_rules dq = staged_rules(s, rules, qkv.cols, h->head_dim);
+    const struct heads dh = staged_heads(s, h);
+    const struct rows dr = staged_rows(s, rows);
+    struct attention there = *how;
+    there.sink = staged_in(s, how->sink, (size_t)h->heads * 4);
+    s->inner->ops->rope_attend(s->inner, staged_view(s, out), staged_view(s, qkv), &dq,
+                               staged_cview(s, table), &dh, &there, &dr,
+                               ((struct staged_cache *)kv)->inner, layer);
     staged_end(s, out.data);
 }
 
@@ -675,6 +699,7 @@ static inline struct backend *staged_open(struct backend *inner)
     s->ops.rope_table = staged_rope_table;
     s->ops.rope_kv = staged_rope_kv;
     s->ops.attend = staged_attend;
+    s->ops.rope_attend = staged_rope_attend;
     s->ops.act_mul = staged_act_mul;
     s->ops.scale = staged_scale;
     s->ops.softcap = staged_softcap;

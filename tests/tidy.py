@@ -91,7 +91,7 @@ TESTED_BY = {
     "kernels/cpu/sample.c": "tests/test_sample.c",
     "kernels/cuda/act.cu": "tests/test_linear_out.c",
     "kernels/cuda/attend.cu": "tests/test_attend.c",
-    "kernels/cuda/attend_decode.cu": "tests/test_attend.c",
+    "kernels/cuda/attend_decode.cu": "tests/test_attend.c tests/test_rope_attend.c",
     "kernels/cuda/attend_flash.cu": "tests/test_attend.c",
     "kernels/cuda/attend_tile.cu": "tests/test_attend.c",
     "kernels/cuda/attend_wgmma.cu": "tests/test_attend.c",

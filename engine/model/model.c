@@ -443,10 +443,9 @@ static enum status layer_forward(struct model *m, const struct layer *l, const s
     struct view qkv, attn, delta;
 
     TRY(parallel_linear(p, &qkv, cview_of(*n), l->qkv, err));
-    TRY(backend_rope_kv(m->b, qkv, &l->rules, rope, &m->heads, rows, m->kv, l->kv.layer, err));
     attn = parallel_input(p, l->o);
-    TRY(backend_attend(m->b, attn, cview_of(qkv), &m->heads, &l->attention, rows, m->kv,
-                       l->kv.layer, err));
+    TRY(backend_rope_attend(m->b, attn, qkv, &l->rules, rope, &m->heads, &l->attention, rows, m->kv,
+                            l->kv.layer, err));
     TRY(parallel_linear(p, &delta, cview_of(attn), l->o, err));
     if (l->o_bias)
         TRY(parallel_bias(p, &delta, l->o_bias, err));

@@ -98,7 +98,7 @@ static void cpu_parallel(struct backend *b, int64_t count, int64_t grain,
         .act_mul = rowops_act_mul, .scale = rowops_scale, .softcap = rowops_softcap,               \
         .select = rowops_select, .copy = rowops_copy, .sum_tree = rowops_sum_tree,                 \
         .sample = sample_run, .survey = elect_survey, .nominate = elect_nominate,                  \
-        .elect = elect_run, .logprobs = logprobs_run,                                              \
+        .elect = elect_run, .logprobs = logprobs_run, .rope_attend = host_memory_rope_attend,      \
     }
 
 struct variant {

@@ -392,7 +392,7 @@ static void launch_wide(struct cuda_backend *c, const struct attend_args &a, con
 }
 
 static void launch_alone(struct cuda_backend *c, const struct attend_args &a, enum dtype dtype,
-                         const void *cache)
+                         void *cache)
 {
     if (a.picks > 0)
         LAUNCH(c, attend_pick_kernel, 1, PICK_THREADS, 0, a);
@@ -419,7 +419,7 @@ static void pick(struct attend_args *a, size_t places)
 
 static void run(struct cuda_backend *c, struct view out, struct cview qkv, const struct heads *h,
                 const struct attention *how, const struct rows *rows, const struct kv_cache *kv,
-                int32_t layer, bool apart)
+                int32_t layer, bool apart, const struct attend_rope &rope)
 {
     if (rows->count == 0 || h->heads == 0)
         return;
@@ -438,7 +438,8 @@ static void run(struct cuda_backend *c, struct view out, struct cview qkv, const
                             apart,
                             rows->apart,
                             how->sink,
-                            nullptr};
+                            nullptr,
+                            rope};
     const size_t place =
         (size_t)h->heads * SPLITS * ((size_t)h->head_dim + ATTEND_PARTIAL_MORE) * sizeof(float);
     const size_t tickets = c->partial.bytes / 2048 / 16 * 16;
@@ -461,12 +462,37 @@ void attend_run(struct backend *b, struct view out, struct cview qkv, const stru
                 const struct attention *how, const struct rows *rows, const struct kv_cache *kv,
                 int32_t layer)
 {
-    run(cuda_of(b), out, qkv, h, how, rows, kv, layer, rows->apart);
+    run(cuda_of(b), out, qkv, h, how, rows, kv, layer, rows->apart, {});
 }
 
 void attend_invariant(struct backend *b, struct view out, struct cview qkv, const struct heads *h,
                       const struct attention *how, const struct rows *rows,
                       const struct kv_cache *kv, int32_t layer)
 {
-    run(cuda_of(b), out, qkv, h, how, rows, kv, layer, true);
+    run(cuda_of(b), out, qkv, h, how, rows, kv, layer, true, {});
+}
+
+/* Whether a kernel of attention does it all: of whole heads without norms, in decodes. */
+static bool is_one_launch(struct cview qkv, const struct qkv_rules *rules, struct cview table,
+                          const struct heads *h, const struct rows *rows,
+                          const struct kv_spec *spec)
+{
+    const uintptr_t bits = (uintptr_t)qkv.data | (uintptr_t)table.data | (uintptr_t)rules->bias;
+    return rows->apart && h->heads > 0 && rules->q_norm == nullptr && table.cols == h->head_dim &&
+           bits % 16 == 0 && attend_decode_turns(h->head_dim, spec->dtype);
+}
+
+void attend_turning(struct backend *b, struct view out, struct view qkv,
+                    const struct qkv_rules *rules, struct cview table, const struct heads *h,
+                    const struct attention *how, const struct rows *rows, struct kv_cache *kv,
+                    int32_t layer)
+{
+    const struct cview from = cview_of(qkv);
+    const struct attend_rope rope = {(const float *)table.data, rules->bias, rules->interleaved};
+    if (is_one_launch(from, rules, table, h, rows, &kv->spec)) {
+        run(cuda_of(b), out, from, h, how, rows, kv, layer, true, rope);
+        return;
+    }
+    b->ops->rope_kv(b, qkv, rules, table, h, rows, kv, layer);
+    b->ops->attend(b, out, from, h, how, rows, kv, layer);
 }

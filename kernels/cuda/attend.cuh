@@ -13,6 +13,13 @@
 #define ATTEND_LONG_KEYS 4096 /* from here on a row may be picked */
 #endif
 
+/* What is left to be done to q, k and v before attention; table NULL: nothing. Heads turn whole. */
+struct attend_rope {
+    const float *table; /* [rows, dim] */
+    const float *bias;  /* NULL: none */
+    bool interleaved;
+};
+
 struct attend_args {
     struct elements out; /* [rows, heads * dim] */
     struct elements qkv; /* [rows, (heads + 2 kv heads) * dim] */
@@ -29,6 +36,7 @@ struct attend_args {
     bool early; /* nor are two of one slot: what a row sees is of earlier steps, but for itself */
     const float *sink; /* [heads]; NULL: there is none */
     int32_t *tickets;  /* [places][kv heads]: blocks that are done; zero between launches */
+    struct attend_rope rope;
 };
 
 /* numerics_sink, of powers of two. */
@@ -146,9 +154,11 @@ HOST_DEVICE int64_t attend_query(const struct attend_args *a, int32_t t, int32_t
     return ((int64_t)t * (a->heads + 2 * a->kv.heads) + head) * a->kv.dim;
 }
 
-/* attend_decode.cu: rows that are alone, by tensor cores. false: not for this head size or type. */
+/* attend_decode.cu: rows that are alone, by tensor cores. false: not for this head size or type.
+ * turns: whether that does what is in `rope`, too. */
 bool attend_decode_run(struct cuda_backend *c, const struct attend_args *a, enum dtype dtype,
-                       const void *cache);
+                       void *cache);
+bool attend_decode_turns(int32_t dim, enum dtype dtype);
 /* attend_tile.cu: rows that are not alone, for any head size and type. */
 void attend_tile_run(struct cuda_backend *c, const struct attend_args *a, enum dtype dtype,
                      const void *cache);

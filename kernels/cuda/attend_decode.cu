@@ -9,8 +9,13 @@
  * splits are folded in ascending order, so a row's bits depend on nothing else in the step. Which
  * block takes a split changes no bit: of gridDim.z blocks of a (row, KV head) each takes every
  * gridDim.z-th, and the last one that is done folds what all of them have left in memory. A single
- * one folds as it goes. */
+ * one folds as it goes.
+ *
+ * In a step of decodes these kernels also do what rope.cu would do before them (attend_turn.cuh),
+ * with TURNS: a launch less in each layer. What they have to wait for then is q, and the row's own
+ * key and value; all older ones are on their way before. */
 #include "kernels/cuda/attend_decode.cuh"
+#include "kernels/cuda/attend_turn.cuh"
 
 #define SPLITS ATTEND_SPLITS
 #define TOGETHER 4          /* elements of an output, 16 bytes */
@@ -280,8 +285,9 @@ template <typename L> struct walk {
     int32_t count, number; /* cache blocks; each lane has one's number */
 };
 
-/* Begins to copy keys or values of the nth cache block; `nth` of keys ascends by 1. */
-template <typename L>
+/* Begins to copy keys or values of the nth cache block; `nth` of keys ascends by 1. TURNS: all but
+ * the row's own, which are not there yet. */
+template <typename L, bool TURNS>
 DEVICE void fetch_nth(struct walk<L> &w, typename L::E *half, const struct attend_args &a,
                       const struct part &p, int32_t nth, bool value)
 {
@@ -294,7 +300,7 @@ DEVICE void fetch_nth(struct walk<L> &w, typename L::E *half, const struct atten
         const int32_t b = block_of<L>(p, nth);
         if (b < p.blocks)
             fetch<L>(half, w.cache + kv_index(&a.kv, number, p.kv_head, value),
-                     (p.first_block + b) * BLOCK, p.visible);
+                     (p.first_block + b) * BLOCK, {p.visible.first, p.visible.last - TURNS});
     }
     mma_copy_group(); /* an empty one, too: the wait counts groups */
 }
@@ -311,12 +317,51 @@ DEVICE void announce_values(const struct walk<L> &w, const struct attend_args &a
         mma_announce(w.cache + kv_index(&a.kv, number, p.kv_head, true) + at);
 }
 
+/* Whether the warp takes the last cache block of the row, and so stores into it. */
+template <typename L>
+DEVICE void find_own(struct turned &row, const struct attend_args &a, const struct part &p)
+{
+    row.stores = (p.splits - 1 - p.split) % p.step == 0 &&
+                 (p.blocks - 1) % L::WARPS == (int32_t)threadIdx.x / WARP;
+    if (row.stores)
+        row.number = kv_block(&a.rows, p.slot, p.visible.last / BLOCK);
+}
+
+/* The heads [first, first + count) as factors (cut_queries). */
+template <typename L, bool TURNS>
+DEVICE void load_queries(struct parts (&q)[L::STEPS], float (&back)[2], struct own<L> &own,
+                         typename L::E *cache, const struct attend_args &a,
+                         const struct turned &row, int32_t first, int32_t count)
+{
+    const int32_t nth = (int32_t)threadIdx.x % WARP / QUAD;
+    const int32_t head = nth < count ? first + nth : first;
+    float x[L::STEPS][4];
+    if constexpr (TURNS)
+        load_turning<L>(x, own, cache, a, row, head);
+    else
+        WITH_TYPE(a.qkv.dtype, load_query<L, E>(x, a.qkv.data, attend_query(&a, row.t, head)));
+    cut_queries<L>(q, back, x, a.scale, count);
+}
+
+/* Into a half that has the row's last cache block: the row's own. */
+template <typename L>
+DEVICE void put_last(typename L::E *half, const struct part &p, int32_t b, const typename L::E *row)
+{
+    typedef pack<uint32_t, 4> vector;
+    const int32_t at = (int32_t)threadIdx.x % WARP * L::VEC;
+    if (b != p.blocks - 1)
+        return;
+    if (at < L::DIM)
+        *(vector *)(half + p.visible.last % BLOCK * L::PITCH + at) = *(const vector *)(row + at);
+    __syncwarp();
+}
+
 /* All splits of the block for heads [first, first + count). Of three halves one is being copied
  * into while the two of a cache block are taken; of four, two. */
-template <typename L>
-DEVICE void attend_part(struct known<L> &k, typename L::E *rings, const struct attend_args &a,
-                        const typename L::E *cache, const struct part &p, int32_t first,
-                        int32_t count)
+template <typename L, bool TURNS>
+DEVICE void attend_part(struct known<L> &k, struct own<L> &own, typename L::E *rings,
+                        const struct attend_args &a, typename L::E *cache, const struct part &p,
+                        int32_t first, int32_t count)
 {
     const int32_t log2 = turns_log2<L>(p), splits = (p.splits - p.split + p.step - 1) / p.step;
     const int32_t warp = (int32_t)threadIdx.x / WARP;
@@ -327,31 +372,42 @@ DEVICE void attend_part(struct known<L> &k, typename L::E *rings, const struct a
     struct parts q[L::STEPS], x = {};
     struct state<L> s;
     float back[2];
+    constexpr bool FIRST = L::DIM > 128; /* either way registers suffice for some sizes only */
+    struct turned row = {p.t, p.kv_head, p.visible.last, 0, false};
+    if (TURNS && FIRST)
+        find_own<L>(row, a, p);
 #pragma unroll
     for (int i = 0; i < L::HALVES; i++) {
-        /* What this step writes of keys and values is in the row's last cache block only. */
-        if (!a.early || block_of<L>(p, i / 2) >= p.blocks - 1)
+        /* What this step writes of keys and values is in the row's last cache block only; with
+         * TURNS it is not copied from there. */
+        if (!TURNS && (!a.early || block_of<L>(p, i / 2) >= p.blocks - 1))
             launch_wait();
-        fetch_nth<L>(w, ring + i * L::HALF, a, p, i / 2, i % 2 == 1);
+        fetch_nth<L, TURNS>(w, ring + i * L::HALF, a, p, i / 2, i % 2 == 1);
     }
     if (L::HALVES == 3)
         announce_values<L>(w, a, p);
     launch_wait();
-    load_queries<L>(q, back, a, p.t, first, count);
+    if (TURNS && !FIRST)
+        find_own<L>(row, a, p);
+    load_queries<L, TURNS>(q, back, own, cache, a, row, first, count);
     clear<L>(s);
     for (int32_t nth = 0, half = 0; nth < w.count; nth++) {
         const int32_t b = block_of<L>(p, nth), next = half + 1 == L::HALVES ? 0 : half + 1;
         typename L::E *keys = ring + half * L::HALF, *values = ring + next * L::HALF;
         mma_copy_wait<L::HALVES - 1>();
         __syncwarp();
+        if constexpr (TURNS)
+            put_last<L>(keys, p, b, own.key);
         if (b < p.blocks)
             weigh<L>(x, s, a, p.visible, q, back, keys, (p.first_block + b) * BLOCK);
         if (L::HALVES == 3) {
             __syncwarp(); /* all lanes have taken the keys */
-            fetch_nth<L>(w, keys, a, p, nth + 1, true);
+            fetch_nth<L, TURNS>(w, keys, a, p, nth + 1, true);
         }
         mma_copy_wait<2>();
         __syncwarp();
+        if constexpr (TURNS)
+            put_last<L>(values, p, b, own.value);
         if (b < p.blocks)
             multiply_values<L>(s.out, x, values);
         __syncwarp();
@@ -362,9 +418,9 @@ DEVICE void attend_part(struct known<L> &k, typename L::E *rings, const struct a
                          count);
             clear<L>(s);
         }
-        fetch_nth<L>(w, L::HALVES == 3 ? values : keys, a, p, nth + 2, false);
+        fetch_nth<L, TURNS>(w, L::HALVES == 3 ? values : keys, a, p, nth + 2, false);
         if (L::HALVES == 4)
-            fetch_nth<L>(w, values, a, p, nth + 2, true);
+            fetch_nth<L, TURNS>(w, values, a, p, nth + 2, true);
         half = next + 1 == L::HALVES ? 0 : next + 1;
     }
 }
@@ -395,16 +451,33 @@ template <typename L> DEVICE void write_zeros(const struct attend_args &a, const
         put_element(a.out, attend_out(&a, p.t, p.heads.first) + n, 0);
 }
 
-/* Block (place, KV head, its first split). `few`: blocks of a row that is not long. */
+/* What is left to do for a row whose KV head is read by none of these heads. */
 template <typename L>
+DEVICE void store_unread(struct own<L> &own, const struct attend_args &a, typename L::E *cache,
+                         const struct part &p, int32_t position)
+{
+    struct fresh<L> fresh;
+    if (blockIdx.z > 0 || threadIdx.x >= WARP)
+        return;
+    const struct turned row = {p.t, p.kv_head, position,
+                               kv_block(&a.rows, p.slot, position / BLOCK), true};
+    load_own_angles<L>(fresh, a, p.t);
+    WITH_TYPE(a.qkv.dtype, load_unread<L, E>(fresh, a, p.t, p.kv_head));
+    turn_own<L>(own, cache, fresh, a, row);
+}
+
+/* Block (place, KV head, its first split). `few`: blocks of a row that is not long. TURNS: q, k and
+ * v are as the product has left them. */
+template <typename L, bool TURNS>
 __global__ void
 __launch_bounds__(L::THREADS,
                   L::DIM > 128 ? 4 : 16 / L::WARPS) /* 16 warps hide what each waits for */
-    attend_decode_kernel(struct attend_args a, const typename L::E *cache, int32_t few)
+    attend_decode_kernel(struct attend_args a, typename L::E *cache, int32_t few)
 {
     typedef pack<uint32_t, 4> aligned;
     SHARED_DYNAMIC(aligned, memory);
     __shared__ struct known<L> k;
+    __shared__ struct own<L> own;
     const int32_t place = (int32_t)blockIdx.x;
     struct part p = {};
     launch_release();
@@ -417,17 +490,21 @@ __launch_bounds__(L::THREADS,
     const int32_t position = a.rows.position[p.t]; /* with what is loaded next */
     p.slot = a.rows.slot[p.t];
     p.heads = attend_heads_at_once(a, p.kv_head);
-    const bool works =
-        p.slot >= 0 && p.heads.first < p.heads.past && find_splits(p, a, position, few);
+    const bool is_read = p.heads.first < p.heads.past;
+    const bool works = p.slot >= 0 && is_read && find_splits(p, a, position, few);
     if (!works) {
         launch_wait();
         if (p.slot < 0)
             write_zeros<L>(a, p);
+        else if constexpr (TURNS) {
+            if (!is_read)
+                store_unread<L>(own, a, cache, p, position);
+        }
         return;
     }
     for (int32_t g = p.heads.first; g < p.heads.past; g += GROUP)
-        attend_part<L>(k, (typename L::E *)memory, a, cache, p, g,
-                       p.heads.past - g < GROUP ? p.heads.past - g : GROUP);
+        attend_part<L, TURNS>(k, own, (typename L::E *)memory, a, cache, p, g,
+                              p.heads.past - g < GROUP ? p.heads.past - g : GROUP);
     if (p.step == 1 || !is_last(a.tickets + (int64_t)place * a.kv.heads + p.kv_head, p.step))
         return;
     for (int32_t g = p.heads.first; g < p.heads.past; g += GROUP)
@@ -437,8 +514,8 @@ __launch_bounds__(L::THREADS,
 
 /* ---- the host's part ---- */
 
-template <typename L>
-static void launch_places(struct cuda_backend *c, const struct attend_args &a, const void *cache,
+template <typename L, bool TURNS>
+static void launch_places(struct cuda_backend *c, const struct attend_args &a, void *cache,
                           int32_t places)
 {
     const unsigned longest = (unsigned)a.rows.table_cols * BLOCK;
@@ -449,32 +526,50 @@ static void launch_places(struct cuda_backend *c, const struct attend_args &a, c
     const unsigned wanted = filling < least ? least : filling, few = filling < 1 ? 1 : filling;
     const dim3 grid((unsigned)places, (unsigned)a.kv.heads, most < wanted ? most : wanted);
     cuda_note(c, "attend",
-              cudaFuncSetAttribute(attend_decode_kernel<L>,
+              cudaFuncSetAttribute(attend_decode_kernel<L, TURNS>,
                                    cudaFuncAttributeMaxDynamicSharedMemorySize, (int)L::BYTES));
     if (a.picked == nullptr)
-        LAUNCH_AHEAD(c, attend_decode_kernel<L>, grid, L::THREADS, L::BYTES, a,
-                     (const typename L::E *)cache, (int32_t)(few < grid.z ? few : grid.z));
+        LAUNCH_AHEAD(c, (attend_decode_kernel<L, TURNS>), grid, L::THREADS, L::BYTES, a,
+                     (typename L::E *)cache, (int32_t)(few < grid.z ? few : grid.z));
     else /* the list is the result of a kernel */
-        LAUNCH(c, attend_decode_kernel<L>, grid, L::THREADS, L::BYTES, a,
-               (const typename L::E *)cache, (int32_t)(few < grid.z ? few : grid.z));
+        LAUNCH(c, (attend_decode_kernel<L, TURNS>), grid, L::THREADS, L::BYTES, a,
+               (typename L::E *)cache, (int32_t)(few < grid.z ? few : grid.z));
 }
 
-template <typename L>
-static void launch(struct cuda_backend *c, const struct attend_args &a, const void *cache)
+template <typename L, bool TURNS>
+static void launch_all(struct cuda_backend *c, const struct attend_args &a, void *cache)
 {
     struct attend_args whole = a;
     if (a.picked == nullptr) {
-        launch_places<L>(c, a, cache, attend_between(&a));
+        launch_places<L, TURNS>(c, a, cache, attend_between(&a));
         return;
     }
     if (a.picks > 0)
-        launch_places<L>(c, a, cache, a.picks);
+        launch_places<L, TURNS>(c, a, cache, a.picks);
     whole.partial = nullptr;
-    launch_places<L>(c, whole, cache, attend_between(&a));
+    launch_places<L, TURNS>(c, whole, cache, attend_between(&a));
+}
+
+/* Heads whose halves are whole steps; but with 96 elements registers would be spilled. */
+static constexpr bool turns(int32_t dim)
+{
+    return dim == 64 || dim == 128 || dim == 256;
+}
+
+template <typename L>
+static void launch(struct cuda_backend *c, const struct attend_args &a, void *cache)
+{
+    if constexpr (turns(L::DIM)) {
+        if (a.rope.table != nullptr) {
+            launch_all<L, true>(c, a, cache);
+            return;
+        }
+    }
+    launch_all<L, false>(c, a, cache);
 }
 
 template <typename E, typename C>
-static bool launch_dim(struct cuda_backend *c, const struct attend_args &a, const void *cache)
+static bool launch_dim(struct cuda_backend *c, const struct attend_args &a, void *cache)
 {
     switch (a.kv.dim) {
     case 64:
@@ -498,11 +593,17 @@ static bool launch_dim(struct cuda_backend *c, const struct attend_args &a, cons
 }
 
 bool attend_decode_run(struct cuda_backend *c, const struct attend_args *a, enum dtype dtype,
-                       const void *cache)
+                       void *cache)
 {
     if (dtype == DTYPE_BF16)
         return launch_dim<bf16, bf16>(c, *a, cache);
     if (dtype == DTYPE_F16)
         return launch_dim<__half, __half>(c, *a, cache);
     return dtype == DTYPE_F8_E4M3 && launch_dim<e4m3, __half>(c, *a, cache);
+}
+
+bool attend_decode_turns(int32_t dim, enum dtype dtype)
+{
+    const bool is_narrow = dtype == DTYPE_BF16 || dtype == DTYPE_F16 || dtype == DTYPE_F8_E4M3;
+    return is_narrow && turns(dim);
 }

@@ -120,21 +120,19 @@ DEVICE void load_query(float (&x)[L::STEPS][4], const void *qkv, int64_t from)
         }
 }
 
-/* The heads [first, first + count) as factors, times the scale; back[i]: what the scores of the
- * lane's head i of two are to be multiplied by. */
+/* `count` heads as factors, of whose elements a lane has x, times the scale; back[i]: what the
+ * scores of the lane's head i of two are to be multiplied by. */
 template <typename L>
-DEVICE void load_queries(struct parts (&q)[L::STEPS], float (&back)[2], const struct attend_args &a,
-                         int32_t t, int32_t first, int32_t count)
+DEVICE void cut_queries(struct parts (&q)[L::STEPS], float (&back)[2], float (&x)[L::STEPS][4],
+                        float scale, int32_t count)
 {
     const int32_t head = (int32_t)threadIdx.x % WARP / QUAD, of = (int32_t)threadIdx.x % QUAD * 2;
-    const int64_t from = attend_query(&a, t, head < count ? first + head : first);
-    float x[L::STEPS][4], top = 0, unit = 1, inverse = 1;
-    WITH_TYPE(a.qkv.dtype, load_query<L, E>(x, a.qkv.data, from));
+    float top = 0, unit = 1, inverse = 1;
 #pragma unroll
     for (int s = 0; s < L::STEPS; s++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            x[s][i] = head < count ? x[s][i] * a.scale : 0;
+            x[s][i] = head < count ? x[s][i] * scale : 0;
             top = fmaxf(top, fabsf(x[s][i]));
         }
     if (std::is_same<typename L::C, __half>::value) {

@@ -3,11 +3,14 @@
  * of a block lie together. Where a head's shape allows it, a thread has four pairs of elements, and
  * all that it reads is under way at once; else a block has a head. In steps of many rows, whose
  * time is that of instructions, too, it has eight pairs of 16 bits in each of some heads, which
- * turn by the same table; the bits are those of four pairs, but for which NaN it is. */
+ * turn by the same table; the bits are those of four pairs, but for which NaN it is.
+ *
+ * Of decodes the kernel of attention does this where it can (attend_turn.cuh). */
 #include "kernels/cuda/device.cuh"
 
 #include "kernels/cuda/kv_index.cuh"
 #include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/rope.cuh"
 
 #define THREADS 64 /* half a usual head */
 
@@ -108,11 +111,8 @@ template <typename E> __global__ void rope_kv_kernel(struct rope_args a, E *cach
             low = low * scale * gain[p.low];
             high = high * scale * gain[p.high];
         }
-        if (!is_value && i < turning) {
-            const float turned = low * c[i] - high * s[i];
-            high = high * c[i] + low * s[i];
-            low = turned;
-        }
+        if (!is_value && i < turning)
+            rope_turn(low, high, c[i], s[i]);
         if (!is_value || bias != nullptr) {
             put_element(a.qkv, x + p.low, low);
             put_element(a.qkv, x + p.high, high);
@@ -200,11 +200,8 @@ DEVICE void normalize(struct pairs &x, struct pair at, const float *gain, float 
 DEVICE void turn(struct pairs &x, const four &c, const four &s)
 {
 #pragma unroll
-    for (int i = 0; i < FOUR; i++) {
-        const float low = x.low.e[i] * c.e[i] - x.high.e[i] * s.e[i];
-        x.high.e[i] = x.high.e[i] * c.e[i] + x.low.e[i] * s.e[i];
-        x.low.e[i] = low;
-    }
+    for (int i = 0; i < FOUR; i++)
+        rope_turn(x.low.e[i], x.high.e[i], c.e[i], s.e[i]);
 }
 
 /* Block (row, part of its heads). Threads behind the last head go along with the first. */

@@ -651,6 +651,7 @@ const struct backend_ops ref_ops = {
     .rope_table = rope_table,
     .rope_kv = rope_kv,
     .attend = attend,
+    .rope_attend = host_memory_rope_attend,
     .act_mul = act_mul,
     .scale = scale,
     .softcap = softcap,

@@ -50,6 +50,8 @@ def layers(timed):
     """The places of whole layers, [[(name, microseconds)]], and the rest."""
     at = [i for i, (name, _) in enumerate(timed) if name.startswith("rope_")
           and "table" not in name]
+    if not at:  # decodes: rotated where they are attended to
+        at = [i for i, (name, _) in enumerate(timed) if name.startswith("attend_")]
     if len(at) < 2 or len({b - a for a, b in zip(at, at[1:])}) != 1:
         return [], timed
     width = at[1] - at[0]

@@ -1,0 +1,260 @@
+/* DESIGN: rope_attend against rope_kv and attend of the same backend, to the bit: in what comes
+ * out, and in all of the cache. That has NaN wherever nothing is stored, the rows' own places
+ * included, so that a key which is not put among the others shows. On an emulated device launches
+ * are counted: decodes are to have one less where there is a kernel that does both. */
+#include "tests/emulate/calls.h"
+#include "tests/only.h"
+#include "tests/subjects.h"
+
+#define ROWS_MAX 48
+#define HEADS_MAX 24
+
+struct rope_case {
+    int32_t heads, kv_heads, dim;
+    enum dtype kv, qkv;
+    const int32_t *positions; /* of rows, each of a slot of its own; ends with -2, padding is -1 */
+    int32_t window;
+    float softcap;
+    bool sink, bias, norm, interleaved, run; /* run: the rows are of one slot, one behind another */
+    int32_t rotary;                          /* 0: whole heads */
+    int32_t saved;                           /* launches, on a device */
+};
+
+static const int32_t starts[] = {0, 1, -1, 15, 16, 17, -2};
+static const int32_t middles[] = {127, 128, -1, 129, -2};
+static const int32_t longs[] = {1024, -2}, longest[] = {2047, -2}, over[] = {2048, 31, -2};
+static const int32_t prompt[] = {30, 31, 32, 33, -1, -2}, many_rows[] = {0, 5, 2, 40, 33, -2};
+
+/* A step, and a cache with what is before it. */
+struct scene {
+    const struct rope_case *c;
+    int32_t slot[ROWS_MAX], position[ROWS_MAX], kv_of[HEADS_MAX], rows, slots, cols;
+    int32_t *table;
+    float *given, *angles, *bias, *gain, *sinks;
+    struct kv_spec spec;
+    struct rows step;
+    struct heads heads;
+};
+
+static size_t row_cols(const struct rope_case *c)
+{
+    return (size_t)((c->heads + 2 * c->kv_heads) * c->dim);
+}
+
+static void scene_open(struct scene *s, const struct rope_case *c)
+{
+    int32_t most = 0;
+    *s = (struct scene){.c = c};
+    for (; c->positions[s->rows] != -2; s->rows++) {
+        const int32_t p = c->positions[s->rows];
+        s->slot[s->rows] = p < 0 ? -1 : c->run ? 0 : s->slots++;
+        s->position[s->rows] = p < 0 ? 1 << 30 : p;
+        most = p > most ? p : most;
+    }
+    s->slots = c->run ? 1 : s->slots;
+    s->cols = most / BACKEND_BLOCK_TOKENS + 1;
+    s->table = guarded((size_t)(s->slots * s->cols));
+    for (int32_t i = 0; i < s->slots * s->cols; i++) /* backwards, so scattered */
+        s->table[i] = s->slots * s->cols - 1 - i;
+    for (int32_t h = 0; h < c->heads; h++)
+        s->kv_of[h] = h == 0 ? 0 : (h - 1) * c->kv_heads / c->heads;
+    s->given = generated(51, (size_t)s->rows * row_cols(c));
+    s->angles = generated(52, (size_t)(s->rows * c->dim));
+    s->bias = generated(53, row_cols(c));
+    s->gain = generated(54, (size_t)(2 * c->dim));
+    s->sinks = generated(55, HEADS_MAX);
+    s->spec = (struct kv_spec){2, c->kv_heads, c->dim, s->slots * s->cols, c->kv};
+    s->step = (struct rows){s->rows, s->slot, s->position, s->table, s->cols, !c->run, 0, 0};
+    s->heads = (struct heads){c->heads, c->kv_heads, c->dim, s->kv_of};
+}
+
+static void scene_close(struct scene *s)
+{
+    guarded_free(s->table, (size_t)(s->slots * s->cols));
+    guarded_free(s->given, (size_t)s->rows * row_cols(s->c));
+    guarded_free(s->angles, (size_t)(s->rows * s->c->dim));
+    guarded_free(s->bias, row_cols(s->c));
+    guarded_free(s->gain, (size_t)(2 * s->c->dim));
+    guarded_free(s->sinks, HEADS_MAX);
+}
+
+/* Stores keys and values of all positions before those of the step. */
+static void fill(struct backend *b, const struct scene *s, struct kv_cache *kv)
+{
+    static const struct qkv_rules nothing;
+    const struct heads none = {0, s->c->kv_heads, s->c->dim, s->kv_of};
+    const int32_t cols = 2 * s->c->kv_heads * s->c->dim;
+    for (int32_t t = 0; t < s->rows; t++) {
+        const int32_t n = s->slot[t] < 0 || (s->c->run && t > 0) ? 0 : s->position[t];
+        float *qkv = generated((uint64_t)(60 + t), (size_t)(n * cols + 1));
+        int32_t *slot = guarded((size_t)(2 * n + 1)), *position = slot + n;
+        for (int32_t p = 0; p < n; p++) {
+            slot[p] = s->slot[t];
+            position[p] = p;
+        }
+        const struct rows rows = {n, slot, position, s->table, s->cols, false, 0, 0};
+        const struct cview table = {s->angles, DTYPE_F32, n, 0};
+        if (n > 0)
+            ok(backend_rope_kv(b, view_f32(qkv, n, cols), &nothing, table, &none, &rows, kv, 1,
+                               &err));
+        guarded_free(qkv, (size_t)(n * cols + 1));
+        guarded_free(slot, (size_t)(2 * n + 1));
+    }
+}
+
+static uint64_t launches(struct backend *b)
+{
+    struct emulated_calls calls = {0};
+    emulated_calls_fn *count =
+        b == device || b == invariant ? emulated_calls_of(((struct staged *)b)->inner->ops) : NULL;
+    if (count != NULL)
+        count(&calls);
+    return calls.launches;
+}
+
+static void download_cache(struct backend *b, const struct kv_cache *kv, void *storage,
+                           size_t bytes)
+{
+    if (b != device && b != invariant)
+        return; /* it is there */
+    struct backend *inner = ((struct staged *)b)->inner;
+    ok(inner->ops->download(inner, storage, ((const struct staged_cache *)kv)->device, bytes,
+                            &err));
+}
+
+/* The step by one op or by two: what comes out, the cache behind it, how many launches. */
+static uint64_t run(struct backend *b, const struct scene *s, bool together, float *out,
+                    void *storage, size_t bytes)
+{
+    const struct rope_case *c = s->c;
+    const size_t n = (size_t)s->rows * row_cols(c);
+    struct kv_cache *kv = must(b->ops->kv_open(b, &s->spec, storage));
+    void *data = aligned_bytes(n * 4, 0);
+    for (size_t i = 0; i < n; i++)
+        dtype_store(data, c->qkv, i, s->given[i]);
+    const struct view qkv = {data, c->qkv, s->rows, (int32_t)row_cols(c)};
+    const struct view y = view_f32(out, s->rows, c->heads * c->dim);
+    const struct cview table = {s->angles, DTYPE_F32, s->rows, c->rotary > 0 ? c->rotary : c->dim};
+    const struct qkv_rules rules = {c->bias ? s->bias : NULL, c->norm ? s->gain : NULL,
+                                    c->norm ? s->gain + c->dim : NULL, 1e-5f, c->interleaved};
+    const struct attention how = {0.37f, c->softcap, c->window, c->sink ? s->sinks : NULL};
+    fill(b, s, kv);
+    const uint64_t before = launches(b);
+    if (together) {
+        ok(backend_rope_attend(b, y, qkv, &rules, table, &s->heads, &how, &s->step, kv, 1, &err));
+    } else {
+        ok(backend_rope_kv(b, qkv, &rules, table, &s->heads, &s->step, kv, 1, &err));
+        ok(backend_attend(b, y, cview_of(qkv), &s->heads, &how, &s->step, kv, 1, &err));
+    }
+    const uint64_t count = launches(b) - before;
+    download_cache(b, kv, storage, bytes);
+    b->ops->kv_close(kv);
+    free(data);
+    return count;
+}
+
+static void compare(struct backend *b, const struct rope_case *c)
+{
+    char what[200];
+    struct scene s;
+    scene_open(&s, c);
+    snprintf(what, sizeof what,
+             "%s: %d/%d heads of %d from %d, %s of %s%s%s%s%s, window %d, cap %g", b->ops->name,
+             c->heads, c->kv_heads, c->dim, c->positions[0], dtype_name(c->kv), dtype_name(c->qkv),
+             c->bias ? ", bias" : "", c->norm ? ", norm" : "",
+             c->interleaved ? ", interleaved" : "", c->run ? ", a run" : "", c->window,
+             (double)c->softcap);
+    const size_t n = (size_t)(s.rows * c->heads * c->dim), bytes = b->ops->kv_bytes(&s.spec);
+    void *apart = aligned_bytes(bytes, 0xff), *together = aligned_bytes(bytes, 0xff);
+    float *want = guarded(n), *got = guarded(n);
+    const uint64_t two = run(b, &s, false, want, apart, bytes);
+    const uint64_t one = run(b, &s, true, got, together, bytes);
+    assert_bits(what, got, want, n);
+    for (size_t i = 0; i < n; i++)
+        if (isnan(want[i]))
+            fail_msg("%s: nothing to compare", what);
+    assert_bits(what, together, apart, bytes / 4);
+    if (two > 0 && (two - one != (uint64_t)c->saved || (c->saved == 1 && two == 2 && one != 1)))
+        fail_msg("%s: %d launches, of %d apart", what, (int)one, (int)two);
+    guarded_free(want, n);
+    guarded_free(got, n);
+    free(apart);
+    free(together);
+    scene_close(&s);
+}
+
+static void compare_all(const struct rope_case *cases, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        for (int k = 0; nth_backend(k) != NULL; k++)
+            if (cases[i].qkv == DTYPE_F32 || k > subject_count)
+                compare(nth_backend(k), &cases[i]);
+}
+
+#define BF16 DTYPE_BF16
+#define F16 DTYPE_F16
+#define F8 DTYPE_F8_E4M3
+#define F32 DTYPE_F32
+
+/* Of each size and type, at beginnings and ends of cache blocks and splits. */
+static void test_decodes(void **state UNUSED)
+{
+    static const struct rope_case cases[] = {
+        {4, 1, 128, BF16, F32, starts, .saved = 1},   {4, 2, 128, BF16, BF16, starts, .saved = 1},
+        {8, 1, 128, F8, F32, starts, .saved = 1},     {4, 1, 128, F8, BF16, middles, .saved = 1},
+        {4, 1, 64, BF16, F32, starts, .saved = 1},    {1, 1, 64, F16, BF16, middles, .saved = 1},
+        {2, 2, 64, F8, BF16, starts, .saved = 1},     {3, 1, 256, BF16, F32, starts, .saved = 1},
+        {2, 1, 256, F8, BF16, middles, .saved = 1},   {1, 1, 256, F16, F32, middles, .saved = 1},
+        {4, 1, 128, F16, F32, middles, .saved = 1},   {8, 2, 128, BF16, BF16, middles, .saved = 1},
+        {4, 1, 128, F16, BF16, starts, .saved = 1},   {4, 1, 128, BF16, F32, longs, .saved = 1},
+        {2, 1, 128, F8, F32, longs, .saved = 1},      {2, 1, 64, BF16, F32, longest, .saved = 1},
+        {4, 1, 128, BF16, BF16, longest, .saved = 1}, {4, 2, 128, BF16, F32, over, .saved = 1},
+        {2, 1, 256, F8, F32, over, .saved = 1},       {20, 1, 128, BF16, F32, starts, .saved = 1},
+        {11, 1, 64, F8, BF16, middles, .saved = 1}};
+    compare_all(cases, ARRAY_LEN(cases));
+}
+
+/* What families do; KV heads that nobody reads; rows for which there is not room in memory. */
+static void test_rules(void **state UNUSED)
+{
+    static const struct rope_case cases[] = {
+        {4, 1, 128, BF16, F32, starts, .bias = true, .saved = 1},
+        {8, 1, 64, BF16, BF16, middles, 128, .sink = true, .bias = true, .saved = 1},
+        {4, 2, 256, F8, F32, starts, .bias = true, .saved = 1},
+        {4, 1, 128, BF16, F32, middles, 1, .saved = 1},
+        {4, 1, 128, BF16, F32, middles, 17, 5, .saved = 1},
+        {4, 1, 128, F8, BF16, longs, 128, 2, .sink = true, .saved = 1},
+        {4, 1, 128, BF16, F32, starts, .interleaved = true, .saved = 1},
+        {4, 1, 128, F8, BF16, middles, .interleaved = true, .bias = true, .saved = 1},
+        {2, 1, 64, F16, F32, starts, .interleaved = true, .saved = 1},
+        {2, 1, 256, BF16, F32, starts, .interleaved = true, .saved = 1},
+        {2, 4, 128, BF16, F32, starts, .bias = true, .saved = 1},
+        {2, 4, 256, F8, BF16, middles, .interleaved = true, .saved = 1},
+        {24, 2, 128, BF16, F32, many_rows, .saved = 1},
+        {24, 2, 256, F8, BF16, many_rows, .bias = true, .saved = 1}};
+    compare_all(cases, ARRAY_LEN(cases));
+}
+
+/* Where there is no kernel that does both. */
+static void test_two_launches(void **state UNUSED)
+{
+    static const struct rope_case cases[] = {
+        {3, 1, 80, BF16, F32, starts, .saved = 0},
+        {3, 1, 96, F8, BF16, middles, .saved = 0},
+        {4, 2, 24, BF16, F32, starts, .saved = 0},
+        {4, 2, 64, F32, F32, middles, .saved = 0},
+        {4, 1, 128, BF16, F32, starts, .norm = true},
+        {4, 1, 128, BF16, F32, starts, .rotary = 64},
+        {0, 2, 128, BF16, F32, starts, .saved = 0},
+        {4, 1, 128, BF16, F32, prompt, .run = true},
+        {4, 2, 64, F8, BF16, prompt, 9, .run = true, .bias = true}};
+    compare_all(cases, ARRAY_LEN(cases));
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_decodes), cmocka_unit_test(test_rules),
+                                       cmocka_unit_test(test_two_launches)};
+    only(argc, argv);
+    return cmocka_run_group_tests(tests, open_invariant_too, close_subjects);
+}
