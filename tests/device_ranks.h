@@ -9,7 +9,7 @@
 #include "tests/only.h"
 
 /* Of steps that are replayed the sizes are 1, 2, 4 and, for want of slots, 7. */
-enum { SLOTS = 7, PROMPT = 5, POSITIONS = 48 };
+enum { SLOTS = 7, PROMPT = 5, POSITIONS = 48, TURNED_HEADS = 26 };
 
 static const struct {
     const char *name;
@@ -42,6 +42,8 @@ static const struct {
     {"qwen3_moe_bf16", 3, {"--quantization=int4"}},
     {"untied_mha_bf16", 4, {"--parallel-mode=2d", "--quantization=int4"}},
     {"untied_mha_bf16", 1, {"--dtype=float16"}},
+    {"../corpus/models/heads64_bf16", 1, {"--load-format=dummy"}}, /* heads that attention turns */
+    {"../corpus/models/heads64_bf16", 2, {"--load-format=dummy", "--kv-cache-dtype=fp8"}},
 };
 
 static inline const struct module *module_here(struct module_report *report)

@@ -24,6 +24,8 @@ static const int32_t starts[] = {0, 1, -1, 15, 16, 17, -2};
 static const int32_t middles[] = {127, 128, -1, 129, -2};
 static const int32_t longs[] = {1024, -2}, longest[] = {2047, -2}, over[] = {2048, 31, -2};
 static const int32_t prompt[] = {30, 31, 32, 33, -1, -2}, many_rows[] = {0, 5, 2, 40, 33, -2};
+/* of which the long ones are picked */
+static const int32_t some_long[] = {0, 127, 2, 300, 33, -1, 81, -2};
 
 /* A step, and a cache with what is before it. */
 struct scene {
@@ -231,7 +233,10 @@ static void test_rules(void **state UNUSED)
         {2, 4, 128, BF16, F32, starts, .bias = true, .saved = 1},
         {2, 4, 256, F8, BF16, middles, .interleaved = true, .saved = 1},
         {24, 2, 128, BF16, F32, many_rows, .saved = 1},
-        {24, 2, 256, F8, BF16, many_rows, .bias = true, .saved = 1}};
+        {24, 2, 256, F8, BF16, many_rows, .bias = true, .saved = 1},
+        {24, 2, 128, BF16, F32, some_long, .saved = 1},
+        {24, 2, 64, F8, BF16, some_long, .interleaved = true, .saved = 1},
+        {20, 24, 128, BF16, F32, some_long, .saved = 1}};
     compare_all(cases, ARRAY_LEN(cases));
 }
 

@@ -1,4 +1,4 @@
-/* What an MLP makes of a gate and an up, for the kernels that do: act.cu, gemv.cu. */
+/* What an MLP makes of a gate and an up, for the kernels that do: act.cu, gemv_launch.cuh. */
 #ifndef TESSERA_KERNELS_CUDA_ACT_CUH
 #define TESSERA_KERNELS_CUDA_ACT_CUH
 

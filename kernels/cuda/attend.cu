@@ -482,10 +482,10 @@ static bool is_one_launch(struct cview qkv, const struct qkv_rules *rules, struc
            bits % 16 == 0 && attend_decode_turns(h->head_dim, spec->dtype);
 }
 
-void attend_turning(struct backend *b, struct view out, struct view qkv,
-                    const struct qkv_rules *rules, struct cview table, const struct heads *h,
-                    const struct attention *how, const struct rows *rows, struct kv_cache *kv,
-                    int32_t layer)
+void attend_rope_run(struct backend *b, struct view out, struct view qkv,
+                     const struct qkv_rules *rules, struct cview table, const struct heads *h,
+                     const struct attention *how, const struct rows *rows, struct kv_cache *kv,
+                     int32_t layer)
 {
     const struct cview from = cview_of(qkv);
     const struct attend_rope rope = {(const float *)table.data, rules->bias, rules->interleaved};

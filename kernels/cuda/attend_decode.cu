@@ -319,7 +319,7 @@ DEVICE void announce_values(const struct walk<L> &w, const struct attend_args &a
 
 /* Whether the warp takes the last cache block of the row, and so stores into it. */
 template <typename L>
-DEVICE void find_own(struct turned &row, const struct attend_args &a, const struct part &p)
+DEVICE void find_own(struct own_row &row, const struct attend_args &a, const struct part &p)
 {
     row.stores = (p.splits - 1 - p.split) % p.step == 0 &&
                  (p.blocks - 1) % L::WARPS == (int32_t)threadIdx.x / WARP;
@@ -331,7 +331,7 @@ DEVICE void find_own(struct turned &row, const struct attend_args &a, const stru
 template <typename L, bool TURNS>
 DEVICE void load_queries(struct parts (&q)[L::STEPS], float (&back)[2], struct own<L> &own,
                          typename L::E *cache, const struct attend_args &a,
-                         const struct turned &row, int32_t first, int32_t count)
+                         const struct own_row &row, int32_t first, int32_t count)
 {
     const int32_t nth = (int32_t)threadIdx.x % WARP / QUAD;
     const int32_t head = nth < count ? first + nth : first;
@@ -373,7 +373,7 @@ DEVICE void attend_part(struct known<L> &k, struct own<L> &own, typename L::E *r
     struct state<L> s;
     float back[2];
     constexpr bool FIRST = L::DIM > 128; /* either way registers suffice for some sizes only */
-    struct turned row = {p.t, p.kv_head, p.visible.last, 0, false};
+    struct own_row row = {p.t, p.kv_head, p.visible.last, 0, false};
     if (TURNS && FIRST)
         find_own<L>(row, a, p);
 #pragma unroll
@@ -459,8 +459,8 @@ DEVICE void store_unread(struct own<L> &own, const struct attend_args &a, typena
     struct fresh<L> fresh;
     if (blockIdx.z > 0 || threadIdx.x >= WARP)
         return;
-    const struct turned row = {p.t, p.kv_head, position,
-                               kv_block(&a.rows, p.slot, position / BLOCK), true};
+    const struct own_row row = {p.t, p.kv_head, position,
+                                kv_block(&a.rows, p.slot, position / BLOCK), true};
     load_own_angles<L>(fresh, a, p.t);
     WITH_TYPE(a.qkv.dtype, load_unread<L, E>(fresh, a, p.t, p.kv_head));
     turn_own<L>(own, cache, fresh, a, row);

@@ -12,7 +12,7 @@
 #include "kernels/cuda/rope.cuh"
 
 /* A row, one of its KV heads, and the number of its last cache block, for a warp that stores. */
-struct turned {
+struct own_row {
     int32_t t, kv_head, position, number;
     bool stores;
 };
@@ -100,7 +100,7 @@ DEVICE void put_own(typename L::E *row, const pack<float, fresh<L>::N> (&x)[2])
 /* Ends the way of both, to the cache and to where they are kept for the products. */
 template <typename L>
 DEVICE void turn_own(struct own<L> &kept, typename L::E *cache, struct fresh<L> &x,
-                     const struct attend_args &a, const struct turned &r)
+                     const struct attend_args &a, const struct own_row &r)
 {
     constexpr int N = fresh<L>::N;
     if (a.rope.bias != nullptr) {
@@ -182,21 +182,21 @@ template <typename L, typename Q> DEVICE void round_query(float (&x)[L::STEPS][4
 
 /* A query, and what the warp stores, as they come. */
 template <typename L, typename Q>
-DEVICE void load_raw(float (&x)[L::STEPS][4], struct fresh<L> &fresh_, const struct attend_args &a,
-                     const struct turned &r, int32_t head)
+DEVICE void load_raw(float (&x)[L::STEPS][4], struct fresh<L> &mine, const struct attend_args &a,
+                     const struct own_row &r, int32_t head)
 {
     pack<Q, fresh<L>::N> raw[4] = {};
     if (r.stores)
         load_own<L, Q>(raw, a, r.t, r.kv_head);
     load_query<L, Q>(x, a.qkv.data, attend_query(&a, r.t, head));
-    widen_own<L, Q>(fresh_, raw);
+    widen_own<L, Q>(mine, raw);
 }
 
 /* The lane's elements of a query, turned; and the row's own key and value, which are stored. All
  * loads are under way together, but for those of a bias. */
 template <typename L>
 DEVICE void load_turning(float (&x)[L::STEPS][4], struct own<L> &kept, typename L::E *cache,
-                         const struct attend_args &a, const struct turned &r, int32_t head)
+                         const struct attend_args &a, const struct own_row &r, int32_t head)
 {
     const float *table = a.rope.table + (int64_t)r.t * L::DIM;
     struct fresh<L> fresh = {

@@ -240,7 +240,7 @@ static void kv_close(struct kv_cache *kv)
     free(kv);
 }
 
-/* What the two differ in: name, linear and its types, expert_sum, attend. */
+/* What the two differ in: name, linear, what it takes in and its types, expert_sum, attend. */
 #define OPS(NAME, LINEAR, LINEAR_FUSES, LINEAR_IN, LINEAR_OUT, EXPERT_SUM, ATTEND)                 \
     {                                                                                              \
         .name = NAME, .weight_bytes = cuda_memory_weight_bytes, .kv_bytes = cuda_memory_kv_bytes,  \
@@ -261,7 +261,7 @@ static void kv_close(struct kv_cache *kv)
         .expert_bias = rowops_expert_bias, .expert_bias_sum = rowops_expert_bias_sum,              \
         .rmsnorm = rowops_rmsnorm, .add_rmsnorm = rowops_add_rmsnorm,                              \
         .square_sum = rowops_square_sum, .rms_scale = rowops_rms_scale, .rope_table = rope_table,  \
-        .rope_kv = rope_kv, .attend = ATTEND, .rope_attend = attend_turning, .act_mul = act_mul,   \
+        .rope_kv = rope_kv, .attend = ATTEND, .rope_attend = attend_rope_run, .act_mul = act_mul,  \
         .scale = rowops_scale, .softcap = rowops_softcap, .select = rowops_select,                 \
         .copy = rowops_copy, .sum_tree = rowops_sum_tree, .sample = sample_run,                    \
         .survey = elect_survey, .nominate = elect_nominate, .elect = elect_run,                    \

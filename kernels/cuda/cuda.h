@@ -316,10 +316,10 @@ void attend_invariant(struct backend *b, struct view out, struct cview qkv, cons
                       const struct attention *how, const struct rows *rows,
                       const struct kv_cache *kv, int32_t layer);
 /* Of both: decodes in one launch where there is a kernel for it. */
-void attend_turning(struct backend *b, struct view out, struct view qkv,
-                    const struct qkv_rules *rules, struct cview table, const struct heads *h,
-                    const struct attention *how, const struct rows *rows, struct kv_cache *kv,
-                    int32_t layer);
+void attend_rope_run(struct backend *b, struct view out, struct view qkv,
+                     const struct qkv_rules *rules, struct cview table, const struct heads *h,
+                     const struct attention *how, const struct rows *rows, struct kv_cache *kv,
+                     int32_t layer);
 
 /* sample.cu */
 void sample_resolve(struct backend *b, int32_t *ids, const int32_t *token, const struct rows *rows,

@@ -43,6 +43,7 @@ static void run(struct cuda_backend *c, const struct product &p, const struct li
 void gemv_fused(struct cuda_backend *c, const struct weight_spec *s, const struct product *p,
                 const struct linear_fusion *f)
 {
+    CHECK(gemv_fuses(s, p, f));
     with_form(s, *p, [&](auto form) {
         typedef decltype(form) F;
         if constexpr (F::AT_ONCE > GROUP) {

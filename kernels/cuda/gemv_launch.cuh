@@ -46,6 +46,7 @@ template <typename Which> constexpr int PARTS = IS_GATED<Which> ? 2 : 1;
 
 template <int OUTPUTS, typename Which> DEVICE auto outputs_here(const struct product &p)
 {
+    static_assert(OUTPUTS % PARTS<Which> == 0, "a block has as many gates as ups");
     const int32_t first = (int32_t)blockIdx.x * COLUMNS * OUTPUTS / PARTS<Which>;
     if constexpr (IS_GATED<Which>)
         return halves<OUTPUTS / 2>{first, p.out / 2 + first};

@@ -374,7 +374,11 @@ stage() {
         check 60 trace_fp8 trace --quantization=fp8
         ;;
     peers) check 120 peers peers ;;
-    sanitize) each 60 test_kernels compute-sanitizer --error-exitcode 9 ;;
+    sanitize)
+        for t in test_kernels test_linear_fused; do
+            each 60 "$t" compute-sanitizer --error-exitcode 9
+        done
+        ;;
     sanitize_attend)
         for t in test_attend test_rope_attend test_elect; do
             each 60 "$t" compute-sanitizer --error-exitcode 9
@@ -383,6 +387,9 @@ stage() {
     races)
         check 240 races one test_attend test_attend compute-sanitizer --tool racecheck \
             --error-exitcode 9
+        for t in test_rope_attend test_linear_fused; do
+            each 90 "$t" compute-sanitizer --tool racecheck --error-exitcode 9
+        done
         ;;
     esac
 }
