@@ -4,6 +4,7 @@
 
 #include "config/buf.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 
@@ -23,17 +24,40 @@ static inline char *listen_until(int fd, const char *until)
 {
     struct buf b;
     char part[16384];
-    size_t n;
+    size_t n, seen = 0; /* that can be no part of it any more: a slow reader would be dropped */
     buf_init(&b, 64 << 20);
     for (;;) {
         ssize_t k = recv(fd, part, sizeof part, 0);
         if (k <= 0)
             break;
         buf_add(&b, part, (size_t)k);
-        if (until && strstr(b.data, until))
+        if (until && strstr(b.data + seen, until))
             break;
+        seen = until && b.len > strlen(until) ? b.len - strlen(until) : 0;
     }
     return buf_take(&b, &n);
+}
+
+/* The body of an answer in chunks, in place, without what is between them. */
+static inline void join_chunks(char *answer)
+{
+    char *to = strstr(answer, "\r\n\r\n"), *from = to + 4;
+    CHECK(to != NULL);
+    const char *const end = from + strlen(from);
+    for (to = from; from < end;) {
+        char *bytes = NULL;
+        size_t n = strtoul(from, &bytes, 16);
+        if (bytes == from || strncmp(bytes, "\r\n", 2) != 0)
+            break; /* there is no more of it */
+        bytes += 2;
+        if (n > (size_t)(end - bytes))
+            n = (size_t)(end - bytes);
+        memmove(to, bytes, n);
+        to += n;
+        from = bytes + n;
+        from += strncmp(from, "\r\n", 2) == 0 ? 2 : 0;
+    }
+    *to = '\0';
 }
 
 static inline void say_text(int fd, const char *text)
