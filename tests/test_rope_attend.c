@@ -104,14 +104,14 @@ static void fill(struct backend *b, const struct scene *s, struct kv_cache *kv)
     }
 }
 
-static uint64_t launches(struct backend *b)
+static struct emulated_calls calls(struct backend *b)
 {
     struct emulated_calls calls = {0};
     emulated_calls_fn *count =
         b == device || b == invariant ? emulated_calls_of(((struct staged *)b)->inner->ops) : NULL;
     if (count != NULL)
         count(&calls);
-    return calls.launches;
+    return calls;
 }
 
 static void download_cache(struct backend *b, const struct kv_cache *kv, void *storage,
@@ -141,14 +141,14 @@ static uint64_t run(struct backend *b, const struct scene *s, bool together, flo
                                     c->norm ? s->gain + c->dim : NULL, 1e-5f, c->interleaved};
     const struct attention how = {0.37f, c->softcap, c->window, c->sink ? s->sinks : NULL};
     fill(b, s, kv);
-    const uint64_t before = launches(b);
+    const uint64_t before = calls(b).launches;
     if (together) {
         ok(backend_rope_attend(b, y, qkv, &rules, table, &s->heads, &how, &s->step, kv, 1, &err));
     } else {
         ok(backend_rope_kv(b, qkv, &rules, table, &s->heads, &s->step, kv, 1, &err));
         ok(backend_attend(b, y, cview_of(qkv), &s->heads, &how, &s->step, kv, 1, &err));
     }
-    const uint64_t count = launches(b) - before;
+    const uint64_t count = calls(b).launches - before;
     download_cache(b, kv, storage, bytes);
     b->ops->kv_close(kv);
     free(data);
@@ -256,10 +256,45 @@ static void test_two_launches(void **state UNUSED)
     compare_all(cases, ARRAY_LEN(cases));
 }
 
+/* Splits that blocks of a cluster have, at most four of them on an emulated device, and those that
+ * are merged otherwise. */
+static void test_clusters(void **state UNUSED)
+{
+    static const int32_t one[] = {127, -2}, three[] = {300, -2}, four[] = {511, -2},
+                         five[] = {512, -2}, unlike[] = {200, 130, 31, -2};
+    static const struct rope_case together[] = {
+        {4, 1, 128, BF16, F32, three, .saved = 1},
+        {4, 1, 128, BF16, BF16, four, .saved = 1},
+        {8, 1, 128, F8, F32, four, .saved = 1},
+        {1, 1, 64, F16, F32, three, 200, 3, .sink = true, .saved = 1},
+        {8, 2, 64, F8, BF16, three, .bias = true, .saved = 1},
+        {3, 2, 256, BF16, F32, unlike, .saved = 1},
+        {2, 1, 256, F8, F32, four, 300, .saved = 1},
+        {3, 1, 80, BF16, F32, three, .saved = 0},
+        {7, 1, 96, F8, F32, four, .saved = 0},
+        {4, 1, 128, BF16, F32, three, .rotary = 64}};
+    static const struct rope_case apart[] = {{4, 1, 128, BF16, F32, one, .saved = 1},
+                                             {4, 1, 128, BF16, F32, five, .saved = 1},
+                                             {9, 1, 128, BF16, F32, three, .saved = 1},
+                                             {4, 2, 64, F32, F32, three, .saved = 0}};
+    compare_all(together, ARRAY_LEN(together));
+    compare_all(apart, ARRAY_LEN(apart));
+    for (int k = 0; device != NULL && k < 2; k++)
+        for (size_t i = 0; i < (k ? ARRAY_LEN(apart) : ARRAY_LEN(together)); i++) {
+            const struct rope_case *c = k ? &apart[i] : &together[i];
+            const struct emulated_calls before = calls(device);
+            compare(device, c);
+            const bool met = calls(device).meetings > before.meetings;
+            if (calls(device).launches > 0 && met == (k == 1))
+                fail_msg("case %d: %s", (int)i, met ? "clusters" : "no clusters");
+        }
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_decodes), cmocka_unit_test(test_rules),
-                                       cmocka_unit_test(test_two_launches)};
+                                       cmocka_unit_test(test_two_launches),
+                                       cmocka_unit_test(test_clusters)};
     only(argc, argv);
     return cmocka_run_group_tests(tests, open_invariant_too, close_subjects);
 }

@@ -9,13 +9,15 @@
  * splits are folded in ascending order, so a row's bits depend on nothing else in the step. Which
  * block takes a split changes no bit: of gridDim.z blocks of a (row, KV head) each takes every
  * gridDim.z-th, and the last one that is done folds what all of them have left in memory. A single
- * one folds as it goes.
+ * one folds as it goes. Where the blocks are a cluster, and have a split each, none waits for
+ * memory: each folds a part of the outputs, from the others' shared memory.
  *
  * In a step of decodes these kernels also do what rope.cu would do before them (attend_turn.cuh),
  * with TURNS: a launch less in each layer. What they have to wait for then is q, and the row's own
  * key and value; all older ones are on their way before. */
 #include "kernels/cuda/attend_decode.cuh"
 #include "kernels/cuda/attend_turn.cuh"
+#include "kernels/cuda/cluster.cuh"
 
 #define SPLITS ATTEND_SPLITS
 #define TOGETHER 4          /* elements of an output, 16 bytes */
@@ -25,6 +27,9 @@
 #define DECODE_BLOCKS 528 /* four on each of 132 processors */
 #endif
 #define LONG_BLOCKS 4 /* that a long row has at least, lest the others wait for it */
+#ifndef CLUSTERED_BLOCKS
+#define CLUSTERED_BLOCKS 264 /* of a launch in clusters, so that they all find room at once */
+#endif
 
 /* A block's part of the work. */
 struct part {
@@ -34,6 +39,7 @@ struct part {
     int32_t first_block, blocks; /* of the row's cache blocks those that it sees */
     int32_t split_log2, splits;  /* keys of a split */
     int32_t split, step;         /* its first split, and from one to the next */
+    bool meets;                  /* it has one, and the others of its cluster the others */
 };
 
 /* How many cache blocks of a split a warp takes. */
@@ -56,8 +62,10 @@ template <typename L> DEVICE int32_t block_of(const struct part &p, int32_t nth)
 /* What all warps know of a split, and the block of those before. */
 template <typename L> struct known {
     float max[L::WARPS][GROUP], sum[L::WARPS][GROUP];
-    float max_before[2][GROUP], sum_before[2][GROUP]; /* in turns */
-    pack<float, TOGETHER> before[GROUP * L::DIM / TOGETHER];
+    struct {
+        float max, sum;
+    } ends[2][GROUP]; /* of those before, in turns; or, for the cluster, of this one: [0] */
+    pack<float, TOGETHER> before[GROUP * L::DIM / TOGETHER]; /* or of this one */
 };
 
 template <typename L>
@@ -126,6 +134,13 @@ DEVICE void add_split(struct folded &all, float shrink, const struct folded &mor
         all.out[i] = fmaf(all.out[i], shrink, more.out[i] * weight);
 }
 
+DEVICE void fold_behind(struct folded &all, const struct folded &more)
+{
+    const float max = fmaxf(all.max, more.max);
+    add_split(all, mma_exp2(all.max - max), more, mma_exp2(more.max - max));
+    all.max = max;
+}
+
 DEVICE void write_out(const struct attend_args &a, int32_t t, int32_t head, int32_t e,
                       const struct folded &all)
 {
@@ -145,25 +160,41 @@ DEVICE void fold_split(struct known<L> &k, const struct attend_args &a, const st
     const int32_t now = split % 2, g = n / (L::DIM / TOGETHER), e = n % (L::DIM / TOGETHER);
     struct folded all = {{}, -INFINITY, 0};
     if (split > 0) {
-        all.max = k.max_before[now][g];
-        all.sum = k.sum_before[now][g];
+        all.max = k.ends[now][g].max;
+        all.sum = k.ends[now][g].sum;
         memcpy(all.out, &k.before[n], sizeof all.out);
     }
-    const float max = fmaxf(all.max, f.max);
-    add_split(all, mma_exp2(all.max - max), f, mma_exp2(f.max - max));
-    all.max = max;
+    fold_behind(all, f);
     if (split == p.splits - 1) {
         write_out(a, p.t, first + g, e * TOGETHER, all);
         return;
     }
     memcpy(&k.before[n], all.out, sizeof all.out);
+    if (e == 0)
+        k.ends[!now][g] = {all.max, all.sum};
+}
+
+/* A split of the block to where the cluster, or whoever is last, finds it. */
+template <typename L>
+DEVICE void leave_split(struct known<L> &k, const struct attend_args &a, const struct part &p,
+                        int32_t split, int32_t first, int32_t n, const struct folded &f)
+{
+    const int32_t g = n / (L::DIM / TOGETHER), e = n % (L::DIM / TOGETHER);
+    if (p.meets) {
+        memcpy(&k.before[n], f.out, sizeof f.out);
+        if (e == 0)
+            k.ends[0][g] = {f.max, f.sum};
+        return;
+    }
+    float *to = partial_at<L>(a, first + g, split);
+    *(pack<float, TOGETHER> *)(to + e * TOGETHER) = *(const pack<float, TOGETHER> *)f.out;
     if (e == 0) {
-        k.max_before[!now][g] = all.max;
-        k.sum_before[!now][g] = all.sum;
+        to[L::DIM] = f.max;
+        to[L::DIM + 1] = f.sum;
     }
 }
 
-/* Ends a split of heads [first, first + count): leaves it in memory for merge, or folds it. */
+/* Ends a split of heads [first, first + count): leaves it for merge, or folds it. */
 template <typename L>
 DEVICE void end_split(struct known<L> &k, const typename L::E *outputs, const struct attend_args &a,
                       const struct part &p, int32_t split, int32_t first, int32_t count)
@@ -173,16 +204,10 @@ DEVICE void end_split(struct known<L> &k, const typename L::E *outputs, const st
     for (int32_t n = (int32_t)threadIdx.x; n < count * EACH; n += L::THREADS) {
         const int32_t g = n / EACH, e = n % EACH;
         const struct folded f = fold_warps<L>(k, outputs, g, e * TOGETHER);
-        if (p.step == 1) {
+        if (p.step == 1)
             fold_split<L>(k, a, p, split, first, n, f);
-            continue;
-        }
-        float *to = partial_at<L>(a, first + g, split);
-        *(pack<float, TOGETHER> *)(to + e * TOGETHER) = *(const pack<float, TOGETHER> *)f.out;
-        if (e == 0) {
-            to[L::DIM] = f.max;
-            to[L::DIM + 1] = f.sum;
-        }
+        else
+            leave_split<L>(k, a, p, split, first, n, f);
     }
     __syncthreads(); /* the outputs are copied over */
 }
@@ -275,6 +300,44 @@ DEVICE void merge(struct merging (&m)[GROUP], const struct attend_args &a, const
             write_out(a, p.t, first + g, e, all);
     }
     __syncthreads(); /* m is written again */
+}
+
+/* A block's share of the outputs, of all splits of its cluster. */
+template <typename L> struct shared_out {
+    pack<float, TOGETHER> out[GROUP * L::DIM / TOGETHER + CLUSTER_MOST]; /* [splits][share] */
+    pack<float, 2> ends[CLUSTER_MOST][GROUP];
+};
+
+/* What the cluster's blocks have, each a split of all heads. Each folds as much of it, from copies:
+ * all loads are under way together. */
+template <typename L>
+DEVICE void merge_cluster(struct shared_out<L> &copy, const struct known<L> &k,
+                          const struct attend_args &a, const struct part &p)
+{
+    constexpr int EACH = L::DIM / TOGETHER;
+    const int32_t heads = p.heads.past - p.heads.first, outputs = heads * EACH;
+    const int32_t share = (outputs + p.splits - 1) / p.splits, first = p.split * share;
+    if (!cluster_meet())
+        return;
+    for (int32_t i = (int32_t)threadIdx.x; i < share * p.splits; i += L::THREADS)
+        if (first + i % share < outputs)
+            cluster_load(copy.out[i].e, k.before[first + i % share].e, (uint32_t)(i / share));
+    for (int32_t i = (int32_t)threadIdx.x; i < heads * p.splits; i += L::THREADS)
+        cluster_load(copy.ends[i / heads][i % heads].e, (const float *)&k.ends[0][i % heads],
+                     (uint32_t)(i / heads));
+    __syncthreads();
+    for (int32_t i = (int32_t)threadIdx.x; i < share && first + i < outputs; i += L::THREADS) {
+        const int32_t g = (first + i) / EACH, e = (first + i) % EACH * TOGETHER;
+        struct folded all = {{}, -INFINITY, 0}, more;
+        for (int32_t split = 0; split < p.splits; split++) {
+            memcpy(more.out, &copy.out[split * share + i], sizeof more.out);
+            more.max = copy.ends[split][g].e[0];
+            more.sum = copy.ends[split][g].e[1];
+            fold_behind(all, more);
+        }
+        write_out(a, p.t, p.heads.first + g, e, all);
+    }
+    cluster_leave();
 }
 
 /* ---- the kernel ---- */
@@ -426,7 +489,8 @@ DEVICE void attend_part(struct known<L> &k, struct own<L> &own, typename L::E *r
 }
 
 /* What the block works on; false: nothing. */
-DEVICE bool find_splits(struct part &p, const struct attend_args &a, int32_t position, int32_t few)
+DEVICE bool find_splits(struct part &p, const struct attend_args &a, int32_t position, int32_t few,
+                        int32_t cluster)
 {
     const int32_t first = attend_first(&a, position);
     p.visible = {first, position};
@@ -441,6 +505,8 @@ DEVICE bool find_splits(struct part &p, const struct attend_args &a, int32_t pos
     const bool is_long = keys >= ATTEND_LONG_KEYS, others = is_long && a.partial == nullptr;
     const int32_t blocks = is_long ? (int32_t)gridDim.z : few;
     p.step = blocks < p.splits ? blocks : p.splits;
+    p.meets = p.step == p.splits && p.splits > 1 && p.splits <= cluster &&
+              p.heads.past - p.heads.first <= GROUP;
     return p.split < p.step && attend_is_alone(&a, p.t) && !(others && attend_is_picked(&a, p.t));
 }
 
@@ -466,17 +532,17 @@ DEVICE void store_unread(struct own<L> &own, const struct attend_args &a, typena
     turn_own<L>(own, cache, fresh, a, row);
 }
 
-/* Block (place, KV head, its first split). `few`: blocks of a row that is not long. TURNS: q, k and
- * v are as the product has left them. */
+/* Block (place, KV head, its first split). `few`: blocks of a row that is not long; cluster: blocks
+ * of one, or 1. TURNS: q, k and v are as the product has left them. */
 template <typename L, bool TURNS>
 __global__ void
 __launch_bounds__(L::THREADS,
                   L::DIM > 128 ? 4 : 16 / L::WARPS) /* 16 warps hide what each waits for */
-    attend_decode_kernel(struct attend_args a, typename L::E *cache, int32_t few)
+    attend_decode_kernel(struct attend_args a, typename L::E *cache, int32_t few, int32_t cluster)
 {
     typedef pack<uint32_t, 4> aligned;
     SHARED_DYNAMIC(aligned, memory);
-    __shared__ struct known<L> k;
+    struct known<L> &k = *(struct known<L> *)((char *)memory + L::BYTES); /* others look at it */
     __shared__ struct own<L> own;
     const int32_t place = (int32_t)blockIdx.x;
     struct part p = {};
@@ -491,7 +557,7 @@ __launch_bounds__(L::THREADS,
     p.slot = a.rows.slot[p.t];
     p.heads = attend_heads_at_once(a, p.kv_head);
     const bool is_read = p.heads.first < p.heads.past;
-    const bool works = p.slot >= 0 && is_read && find_splits(p, a, position, few);
+    const bool works = p.slot >= 0 && is_read && find_splits(p, a, position, few, cluster);
     if (!works) {
         launch_wait();
         if (p.slot < 0)
@@ -505,6 +571,10 @@ __launch_bounds__(L::THREADS,
     for (int32_t g = p.heads.first; g < p.heads.past; g += GROUP)
         attend_part<L, TURNS>(k, own, (typename L::E *)memory, a, cache, p, g,
                               p.heads.past - g < GROUP ? p.heads.past - g : GROUP);
+    if (p.meets) {
+        merge_cluster<L>(*(struct shared_out<L> *)memory, k, a, p);
+        return;
+    }
     if (p.step == 1 || !is_last(a.tickets + (int64_t)place * a.kv.heads + p.kv_head, p.step))
         return;
     for (int32_t g = p.heads.first; g < p.heads.past; g += GROUP)
@@ -514,26 +584,44 @@ __launch_bounds__(L::THREADS,
 
 /* ---- the host's part ---- */
 
+/* Blocks that are one cluster, of grid.z of a row and KV head. */
+template <typename L, bool TURNS> static unsigned cluster_of(dim3 grid, size_t bytes)
+{
+    const unsigned clusters = grid.x * grid.y, room = CLUSTERED_BLOCKS / clusters;
+    unsigned most = 1;
+    while (most < grid.z && 2 * most <= room)
+        most *= 2;
+    return cluster_size(attend_decode_kernel<L, TURNS>, L::THREADS, bytes, most, clusters);
+}
+
 template <typename L, bool TURNS>
 static void launch_places(struct cuda_backend *c, const struct attend_args &a, void *cache,
                           int32_t places)
 {
+    constexpr size_t BYTES = L::BYTES + sizeof(struct known<L>);
+    constexpr size_t ALL = BYTES + sizeof(struct own<L>) + 16 + 1024 /* the system's own */;
+    static_assert(16 / L::WARPS * ((ALL + 127) / 128 * 128) <= 228 << 10 || L::DIM > 128,
+                  "16 warps have room on a multiprocessor of sm_90");
     const unsigned longest = (unsigned)a.rows.table_cols * BLOCK;
     const unsigned splits = blocks_for(longest, 1u << SPLIT_KEYS_LOG2);
     const unsigned most = a.partial == nullptr ? 1 : splits < SPLITS ? splits : SPLITS;
     const unsigned filling = DECODE_BLOCKS / ((unsigned)places * (unsigned)a.kv.heads);
     const unsigned least = longest < ATTEND_LONG_KEYS ? 1 : LONG_BLOCKS;
     const unsigned wanted = filling < least ? least : filling, few = filling < 1 ? 1 : filling;
-    const dim3 grid((unsigned)places, (unsigned)a.kv.heads, most < wanted ? most : wanted);
+    dim3 grid((unsigned)places, (unsigned)a.kv.heads, most < wanted ? most : wanted);
+    const int32_t blocks = (int32_t)(few < grid.z ? few : grid.z);
     cuda_note(c, "attend",
               cudaFuncSetAttribute(attend_decode_kernel<L, TURNS>,
-                                   cudaFuncAttributeMaxDynamicSharedMemorySize, (int)L::BYTES));
-    if (a.picked == nullptr)
-        LAUNCH_AHEAD(c, (attend_decode_kernel<L, TURNS>), grid, L::THREADS, L::BYTES, a,
-                     (typename L::E *)cache, (int32_t)(few < grid.z ? few : grid.z));
-    else /* the list is the result of a kernel */
-        LAUNCH(c, (attend_decode_kernel<L, TURNS>), grid, L::THREADS, L::BYTES, a,
-               (typename L::E *)cache, (int32_t)(few < grid.z ? few : grid.z));
+                                   cudaFuncAttributeMaxDynamicSharedMemorySize, (int)BYTES));
+    if (a.picked == nullptr) {
+        const unsigned cluster = cluster_of<L, TURNS>(grid, BYTES);
+        grid.z = (grid.z + cluster - 1) / cluster * cluster;
+        LAUNCH_CLUSTERS(c, cluster, (attend_decode_kernel<L, TURNS>), grid, L::THREADS, BYTES, a,
+                        (typename L::E *)cache, blocks, (int32_t)cluster);
+    } else { /* the list is the result of a kernel */
+        LAUNCH(c, (attend_decode_kernel<L, TURNS>), grid, L::THREADS, BYTES, a,
+               (typename L::E *)cache, blocks, 1);
+    }
 }
 
 template <typename L, bool TURNS>

@@ -38,7 +38,10 @@ extern "C" {
  * is right: who begins then has the wait of this kernel before it. What other kernels write is not
  * __restrict__, since compilers may read what is constant before the wait. */
 #define LAUNCH_AHEAD(c, kernel, grid, block, shared, ...)                                          \
-    cuda_note(c, #kernel, launch_ahead(c, kernel, grid, block, shared, __VA_ARGS__))
+    LAUNCH_CLUSTERS(c, 1, kernel, grid, block, shared, __VA_ARGS__)
+/* The same in clusters of so many blocks (cluster.cuh), of which grid.z is a multiple. */
+#define LAUNCH_CLUSTERS(c, size, kernel, grid, block, shared, ...)                                 \
+    cuda_note(c, #kernel, launch_ahead(c, size, kernel, grid, block, shared, __VA_ARGS__))
 #define SHARED_DYNAMIC(type, name) extern __shared__ type name[]
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -62,24 +65,29 @@ DEVICE void launch_release()
 #endif
 
 template <typename... P, typename... A>
-static cudaError_t launch_ahead(struct cuda_backend *c, void (*kernel)(P...), dim3 grid, dim3 block,
-                                size_t shared, const A &...arguments)
+static cudaError_t launch_ahead(struct cuda_backend *c, unsigned cluster, void (*kernel)(P...),
+                                dim3 grid, dim3 block, size_t shared, const A &...arguments)
 {
     cudaFuncAttributes code;
-    cudaLaunchAttribute ahead = {};
+    cudaLaunchAttribute attrs[2] = {};
     cudaLaunchConfig_t how = {};
-    ahead.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    ahead.val.programmaticStreamSerializationAllowed = 1;
     how.gridDim = grid;
     how.blockDim = block;
     how.dynamicSmemBytes = shared;
     how.stream = (cudaStream_t)c->stream;
-    how.attrs = &ahead;
+    how.attrs = attrs;
+    if (cluster > 1) {
+        attrs[0].id = cudaLaunchAttributeClusterDimension;
+        attrs[0].val.clusterDim = {1, 1, cluster};
+        how.numAttrs = 1;
+    }
     if (c->recording) {
         const cudaError_t e = cudaFuncGetAttributes(&code, kernel);
         if (e != cudaSuccess)
             return e;
-        how.numAttrs = code.ptxVersion >= 90; /* older code does not wait */
+        attrs[how.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attrs[how.numAttrs].val.programmaticStreamSerializationAllowed = 1;
+        how.numAttrs += code.ptxVersion >= 90; /* older code does not wait */
     }
     const cudaError_t e = cudaLaunchKernelEx(&how, kernel, arguments...);
     (void)cudaGetLastError(); /* told here; not to be found by the next launch */

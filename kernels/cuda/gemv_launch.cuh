@@ -117,7 +117,7 @@ DEVICE float addend_of(const struct product &p, const Outputs &out, const Which 
     if constexpr (std::is_base_of<alone, Which>::value)
         if (which.adds && warp < S::COUNT / PARTS<Which>) {
             const int64_t at = place_of<S>(p, out, which, pair, warp);
-            return at < 0 ? 0 : p.y[at];
+            return at < 0 ? 0 : mma_load_fresh(p.y + at);
         }
     return 0;
 }
@@ -142,7 +142,7 @@ DEVICE void write_out(struct known<F, S> &k, const struct product &p, const S &s
             continue;
         float y = result_of(k, p, which, i, S::row(i), S::output(out, i));
         if constexpr (std::is_base_of<alone, Which>::value)
-            y = which.adds ? (i == warp ? before : p.y[at]) + y : y;
+            y = which.adds ? (i == warp ? before : mma_load_fresh(p.y + at)) + y : y;
         p.y[at] = y;
     }
 }

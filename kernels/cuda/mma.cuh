@@ -145,7 +145,12 @@ DEVICE uint32_t mma_exchange(uint32_t word)
     return __byte_perm(word, 0, 0x3120);
 }
 
-/* What other blocks of the kernel have stored, 16 bytes. */
+/* What others have stored, lately, past the cache of the multiprocessor: 4 bytes, and 16. */
+DEVICE float mma_load_fresh(const float *from)
+{
+    return __ldcg(from);
+}
+
 DEVICE void mma_load_fresh(float (&y)[4], const float *from)
 {
     const float4 v = __ldcg((const float4 *)from);

@@ -11,6 +11,7 @@ struct emulated_calls {
     uint64_t collectives; /* of NCCL, that this thread has asked for */
     uint64_t narrow;      /* products of cuBLAS whose results have 16 bits */
     uint64_t converted;   /* launches that do nothing but round rows for a product */
+    uint64_t meetings;    /* of blocks with the others of their cluster */
 };
 
 typedef void emulated_calls_fn(struct emulated_calls *out);

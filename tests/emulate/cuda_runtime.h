@@ -39,7 +39,8 @@ extern bool emulate_early; /* copies in the background happen at once in this bl
  */
 void emulate_enqueue(cudaStream_t stream, std::function<void()> work);
 void emulate_kernel(cudaStream_t stream, std::function<void()> work);
-void emulate_launch(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &body);
+void emulate_launch(dim3 grid, dim3 block, size_t shared_bytes, unsigned cluster,
+                    const std::function<void()> &body);
 void *emulate_shared(); /* the launch's shared memory */
 /* The block waits for what another kernel has yet to do; now its threads have to return. It begins
  * again later, unless it is not patient and has done so often. Then it has stored already: a peer
@@ -51,6 +52,7 @@ extern bool emulate_again;
 extern thread_local uint64_t emulate_collectives;     /* that this thread has asked NCCL for */
 extern std::atomic<uint64_t> emulate_narrow_products; /* of cuBLAS, with results of 16 bits */
 extern std::atomic<uint64_t> emulate_conversions;     /* launches of convert_kernel */
+extern std::atomic<uint64_t> emulate_meetings;        /* of blocks with their clusters */
 extern thread_local const void *emulate_broken;       /* memory that cannot be set; NULL: none */
 
 /* A kernel with its arguments as they are now: a graph knows no others. */
@@ -61,13 +63,17 @@ std::function<void()> emulate_bind(void (*kernel)(P...), A... arguments)
 }
 
 #define LAUNCH(c, kernel, grid, block, shared, ...)                                                \
+    LAUNCH_CLUSTERS(c, 1, kernel, grid, block, shared, __VA_ARGS__)
+#define LAUNCH_CLUSTERS(c, size, kernel, grid, block, shared, ...)                                 \
     do {                                                                                           \
         const std::function<void()> body_ = emulate_bind(kernel, __VA_ARGS__);                     \
         const dim3 grid_ = grid, block_ = block;                                                   \
         const size_t shared_ = shared;                                                             \
+        const unsigned size_ = size;                                                               \
         emulate_clock(#kernel);                                                                    \
         emulate_conversions += strstr(#kernel, "convert_kernel") != nullptr;                       \
-        emulate_kernel((c)->stream, [=] { emulate_launch(grid_, block_, shared_, body_); });       \
+        emulate_kernel((c)->stream,                                                                \
+                       [=] { emulate_launch(grid_, block_, shared_, size_, body_); });             \
         cuda_note(c, #kernel, 0);                                                                  \
     } while (0)
 #define LAUNCH_AHEAD LAUNCH
@@ -192,6 +198,37 @@ static inline void launch_release()
 
 #include "tests/emulate/emulate_mma.h"
 #include "tests/emulate/emulate_wgmma.h"
+
+/* ---- clusters, of kernels/cuda/cluster.cuh ---- */
+
+#define CLUSTER_EMULATED
+
+/* For all threads of a block. False: others of the cluster have yet to come here, or to end. */
+bool emulate_meet();
+void emulate_leave();
+/* Where that block of the cluster has what this one has at `mine`, `bytes` of it. */
+const void *emulate_of_block(const void *mine, size_t bytes, unsigned block);
+
+static inline bool cluster_meet()
+{
+    return emulate_meet();
+}
+
+static inline void cluster_leave()
+{
+    emulate_leave();
+}
+
+template <int N> void cluster_load(float (&y)[N], const float *mine, unsigned block)
+{
+    memcpy(y, emulate_of_block(mine, sizeof y, block), sizeof y);
+}
+
+template <typename... P>
+unsigned cluster_size(void (*)(P...), dim3, size_t, unsigned most, unsigned)
+{
+    return most < 4 ? most : 4;
+}
 
 /* ---- memory that several devices use at once, of kernels/cuda/oneshot.cu ---- */
 

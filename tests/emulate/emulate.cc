@@ -4,7 +4,8 @@
  * that lacks a barrier gives another result, and usually a wrong one. A thread borrows a stack when
  * it begins and keeps it while it waits; one that is done hands its own to the next that begins,
  * without a switch. Blocks that wait for what a peer's kernel has yet to do end, and begin again
- * later. A switch is gcc's own longjmp, a few instructions. With clang, whose own made kernels go
+ * later; so do those that wait for others of their cluster, whose shared memory stays as they have
+ * left it. A switch is gcc's own longjmp, a few instructions. With clang, whose own made kernels go
  * in circles, it is the C library's, without the check of -D_FORTIFY_SOURCE, which takes another
  * stack for a corrupt one. */
 #undef _FORTIFY_SOURCE
@@ -68,6 +69,7 @@ static unsigned free_count;
 static place scheduler;
 static const std::function<void()> *body;
 static void *shared;
+static size_t shared_size;
 static bool waits, gives_up; /* the block waits for a peer; one of the launch does not for ever */
 
 struct late_word {
@@ -255,16 +257,89 @@ SWITCHES void run_block()
         borrow_stack();
 }
 
-/* False: it waits for a peer, and has to begin again. */
+/* ---- clusters ---- */
+
+/* A block of a launch in clusters. */
+struct member {
+    void *memory;
+    bool met, ended;
+    unsigned left; /* threads */
+};
+static struct {
+    unsigned size;   /* blocks of one; 1: there are none */
+    member *members; /* the launch's, as blocks are counted */
+} clusters;
+
+std::atomic<uint64_t> emulate_meetings;
+
+static member &member_at(unsigned z)
+{
+    return clusters.members[((size_t)z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x];
+}
+
+bool emulate_meet()
+{
+    if (clusters.size < 2)
+        emulate_fail("a meeting without a cluster");
+    emulate_block(0);
+    member_at(blockIdx.z).met = true;
+    const unsigned first = blockIdx.z / clusters.size * clusters.size;
+    for (unsigned z = first; z < first + clusters.size; z++)
+        if (!member_at(z).met && !member_at(z).ended) {
+            emulate_later(true);
+            return false;
+        }
+    return true;
+}
+
+void emulate_leave()
+{
+    member_at(blockIdx.z).left++;
+}
+
+const void *emulate_of_block(const void *mine, size_t bytes, unsigned block)
+{
+    const size_t at = (size_t)((const char *)mine - (const char *)shared);
+    const member &m = member_at(blockIdx.z / clusters.size * clusters.size + block);
+    if (block >= clusters.size || at > shared_size || bytes > shared_size - at)
+        emulate_fail("a load from beyond the cluster's shared memory");
+    if (!m.met || !member_at(blockIdx.z).met)
+        emulate_fail("a load from a block that has not been met");
+    return (const char *)m.memory + at;
+}
+
+static void *new_shared(size_t bytes)
+{
+    void *memory = malloc(bytes + 1);
+    memset(memory, 0xff, bytes);
+    return memory;
+}
+
+static void end_in_cluster(member &m)
+{
+    m.ended = !waits;
+    if (m.ended && m.met && m.left < blockDim.x)
+        emulate_fail("a block has ended that others may still read");
+    emulate_meetings += m.ended && m.met;
+    m.left = 0;
+}
+
+/* False: it waits for another, and has to begin again. */
 static bool run_block_at(dim3 at, size_t shared_bytes)
 {
     blockIdx = at;
-    shared = malloc(shared_bytes + 1);
-    memset(shared, 0xff, shared_bytes);
+    member *m = clusters.size > 1 ? &member_at(at.z) : nullptr;
+    shared = m != nullptr && m->memory != nullptr ? m->memory : new_shared(shared_bytes);
+    if (m != nullptr)
+        m->memory = shared;
+    shared_size = shared_bytes;
     emulate_early = !emulate_early;
     waits = false;
     run_block();
-    free(shared);
+    if (m != nullptr)
+        end_in_cluster(*m);
+    else
+        free(shared);
     return !waits;
 }
 
@@ -297,7 +372,8 @@ static bool run_blocks(std::vector<dim3> &todo, size_t shared_bytes, bool again,
     return !gives_up;
 }
 
-void emulate_launch(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &fn)
+void emulate_launch(dim3 grid, dim3 block, size_t shared_bytes, unsigned cluster,
+                    const std::function<void()> &fn)
 {
     static std::mutex one_at_a_time;
     std::vector<dim3> todo;
@@ -307,8 +383,10 @@ void emulate_launch(dim3 grid, dim3 block, size_t shared_bytes, const std::funct
         for (unsigned y = 0; y < grid.y; y++)
             for (unsigned x = 0; x < grid.x; x++)
                 todo.push_back(dim3(x, y, z));
-    if (todo.empty() || grid.y > 65535 || grid.z > 65535 || block.x % LANES != 0 ||
-        block.x > THREADS_MAX || block.y * block.z != 1 || shared_bytes > 227 << 10)
+    std::vector<member> members(cluster > 1 ? todo.size() : 0);
+    if (cluster == 0 || cluster > 16 || grid.z % cluster != 0 || todo.empty() || grid.y > 65535 ||
+        grid.z > 65535 || block.x % LANES != 0 || block.x > THREADS_MAX || block.y * block.z != 1 ||
+        shared_bytes > 227 << 10)
         emulate_fail("a launch that no device takes");
     for (int tries = 0; !todo.empty() && (patient || tries <= TRIES); tries++) {
         {
@@ -316,6 +394,7 @@ void emulate_launch(dim3 grid, dim3 block, size_t shared_bytes, const std::funct
             gridDim = grid;
             blockDim = block;
             body = &fn;
+            clusters = {cluster, members.data()};
             patient = run_blocks(todo, shared_bytes, tries > 0, &words);
         }
         if (!todo.empty() || !words.empty())
@@ -323,6 +402,8 @@ void emulate_launch(dim3 grid, dim3 block, size_t shared_bytes, const std::funct
         for (const late_word &w : words)
             __atomic_store_n(w.to, w.value, __ATOMIC_RELAXED);
     }
+    for (const member &m : members)
+        free(m.memory);
 }
 
 void *emulate_shared()

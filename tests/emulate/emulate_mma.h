@@ -190,6 +190,11 @@ inline uint32_t mma_exchange(uint32_t word)
     return (word & 0xff0000ffu) | (word >> 8 & 0xff00u) | (word << 8 & 0xff0000u);
 }
 
+inline float mma_load_fresh(const float *from)
+{
+    return *from;
+}
+
 inline void mma_load_fresh(float (&y)[4], const float *from)
 {
     if ((uintptr_t)from % 16 != 0)

@@ -73,7 +73,8 @@ void emulated_calls(struct emulated_calls *out)
             0,
             emulate_collectives,
             emulate_narrow_products,
-            emulate_conversions};
+            emulate_conversions,
+            emulate_meetings};
     for (const std::atomic<bool> &c : calls.context)
         out->contexts += c;
 }
