@@ -41,8 +41,9 @@ static inline char *listen_until(int fd, const char *until)
 /* The body of an answer in chunks, in place, without what is between them. */
 static inline void join_chunks(char *answer)
 {
-    char *to = strstr(answer, "\r\n\r\n"), *from = to + 4;
+    char *to = strstr(answer, "\r\n\r\n");
     CHECK(to != NULL);
+    char *from = to + 4;
     const char *const end = from + strlen(from);
     for (to = from; from < end;) {
         char *bytes = NULL;

@@ -434,8 +434,8 @@ static void test_decodes(void **state UNUSED)
     static const struct attend_case cases[] = {
         {16, 3, 128, 90, .dtype = DTYPE_BF16},    {16, 3, 128, 90, DTYPE_BF16, .window = 21},
         {16, 2, 128, 70, .dtype = DTYPE_F8_E4M3}, {3, 1, 64, 700, .dtype = DTYPE_F16},
-        {4, 1, 128, 450, .dtype = DTYPE_BF16},    {15, 1, 80, 400, .dtype = DTYPE_F8_E4M3},
-        {16, 3, 48, 90, .dtype = DTYPE_BF16}};
+        {2, 1, 128, 512, .dtype = DTYPE_BF16},    {3, 1, 128, 512, .dtype = DTYPE_F8_E4M3},
+        {15, 1, 80, 400, .dtype = DTYPE_F8_E4M3}, {16, 3, 48, 90, .dtype = DTYPE_BF16}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         decodes(subjects[0], &cases[i]);
         if (device != NULL)

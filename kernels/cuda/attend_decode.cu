@@ -7,10 +7,10 @@
  * How the keys that a row sees, from the first's cache block on, are cut into splits depends on
  * their number only. A split is some keys of each warp, folded in the order of the warps, and
  * splits are folded in ascending order, so a row's bits depend on nothing else in the step. Which
- * block takes a split changes no bit: of gridDim.z blocks of a (row, KV head) each takes every
- * gridDim.z-th, and the last one that is done folds what all of them have left in memory. A single
- * one folds as it goes. Where the blocks are a cluster, and have a split each, none waits for
- * memory: each folds a part of the outputs, from the others' shared memory.
+ * block takes a split changes no bit: of n blocks of a (row, KV head) each takes every nth, and the
+ * last one that is done folds what all of them have left in memory. A single one folds as it goes.
+ * Where the blocks are a cluster, and have a split each, none waits for memory: each folds a part
+ * of the outputs, from the others' shared memory.
  *
  * In a step of decodes these kernels also do what rope.cu would do before them (attend_turn.cuh),
  * with TURNS: a launch less in each layer. What they have to wait for then is q, and the row's own
@@ -28,7 +28,7 @@
 #endif
 #define LONG_BLOCKS 4 /* that a long row has at least, lest the others wait for it */
 #ifndef CLUSTERED_BLOCKS
-#define CLUSTERED_BLOCKS 264 /* of a launch in clusters, so that they all find room at once */
+#define CLUSTERED_BLOCKS 264 /* that share rows by clusters: more rows fill the device anyway */
 #endif
 
 /* A block's part of the work. */
@@ -302,7 +302,7 @@ DEVICE void merge(struct merging (&m)[GROUP], const struct attend_args &a, const
     __syncthreads(); /* m is written again */
 }
 
-/* A block's share of the outputs, of all splits of its cluster. */
+/* A block's share of the outputs, of all splits of its cluster; where the rings were. */
 template <typename L> struct shared_out {
     pack<float, TOGETHER> out[GROUP * L::DIM / TOGETHER + CLUSTER_MOST]; /* [splits][share] */
     pack<float, 2> ends[CLUSTER_MOST][GROUP];
@@ -317,6 +317,7 @@ DEVICE void merge_cluster(struct shared_out<L> &copy, const struct known<L> &k,
     constexpr int EACH = L::DIM / TOGETHER;
     const int32_t heads = p.heads.past - p.heads.first, outputs = heads * EACH;
     const int32_t share = (outputs + p.splits - 1) / p.splits, first = p.split * share;
+    static_assert(sizeof(struct shared_out<L>) <= L::BYTES, "");
     if (!cluster_meet())
         return;
     for (int32_t i = (int32_t)threadIdx.x; i < share * p.splits; i += L::THREADS)
@@ -584,14 +585,14 @@ __launch_bounds__(L::THREADS,
 
 /* ---- the host's part ---- */
 
-/* Blocks that are one cluster, of grid.z of a row and KV head. */
+/* How many blocks of a row and KV head are a cluster. */
 template <typename L, bool TURNS> static unsigned cluster_of(dim3 grid, size_t bytes)
 {
     const unsigned clusters = grid.x * grid.y, room = CLUSTERED_BLOCKS / clusters;
     unsigned most = 1;
     while (most < grid.z && 2 * most <= room)
         most *= 2;
-    return cluster_size(attend_decode_kernel<L, TURNS>, L::THREADS, bytes, most, clusters);
+    return cluster_size(attend_decode_kernel<L, TURNS>, grid, L::THREADS, bytes, most);
 }
 
 template <typename L, bool TURNS>
@@ -609,19 +610,18 @@ static void launch_places(struct cuda_backend *c, const struct attend_args &a, v
     const unsigned least = longest < ATTEND_LONG_KEYS ? 1 : LONG_BLOCKS;
     const unsigned wanted = filling < least ? least : filling, few = filling < 1 ? 1 : filling;
     dim3 grid((unsigned)places, (unsigned)a.kv.heads, most < wanted ? most : wanted);
-    const int32_t blocks = (int32_t)(few < grid.z ? few : grid.z);
     cuda_note(c, "attend",
               cudaFuncSetAttribute(attend_decode_kernel<L, TURNS>,
                                    cudaFuncAttributeMaxDynamicSharedMemorySize, (int)BYTES));
-    if (a.picked == nullptr) {
-        const unsigned cluster = cluster_of<L, TURNS>(grid, BYTES);
-        grid.z = (grid.z + cluster - 1) / cluster * cluster;
+    const unsigned cluster = a.picked == nullptr ? cluster_of<L, TURNS>(grid, BYTES) : 1;
+    grid.z = grid.z > cluster ? grid.z / cluster * cluster : cluster;
+    const int32_t blocks = (int32_t)(few < grid.z ? few : grid.z);
+    if (a.picked == nullptr)
         LAUNCH_CLUSTERS(c, cluster, (attend_decode_kernel<L, TURNS>), grid, L::THREADS, BYTES, a,
                         (typename L::E *)cache, blocks, (int32_t)cluster);
-    } else { /* the list is the result of a kernel */
+    else /* the list is the result of a kernel */
         LAUNCH(c, (attend_decode_kernel<L, TURNS>), grid, L::THREADS, BYTES, a,
                (typename L::E *)cache, blocks, 1);
-    }
 }
 
 template <typename L, bool TURNS>

@@ -15,12 +15,14 @@ DEVICE void cluster_barrier()
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     __syncwarp(); /* aligned: by a warp at once */
     asm volatile("barrier.cluster.arrive.release.aligned;\n\t"
-                 "barrier.cluster.wait.acquire.aligned;" ::: "memory");
+                 "barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
 #endif
 }
 
 /* All threads of the cluster but those that have returned; each sees what the others have stored in
- * shared memory. False: the thread is to return; only an emulated one. */
+ * shared memory. False: the thread is to return; only an emulated one, whose block begins again, so
+ * what comes before has to bear being done twice. */
 DEVICE bool cluster_meet()
 {
     cluster_barrier();
@@ -58,16 +60,19 @@ DEVICE void cluster_load(float (&y)[2], const float *mine, uint32_t block)
 #endif
 }
 
-/* Of how many blocks clusters may be, a power of two, at most `most`, so that `count` of them run
- * at once; 1: there are none. The kernel's shared memory has been allowed. */
+/* Of how many blocks clusters may be, a power of two, at most `most`, so that all of the grid run
+ * at once, with as many along z as fill the last one; 1: there are none. The kernel's shared memory
+ * has been allowed. */
 template <typename... P>
-static unsigned cluster_size(void (*kernel)(P...), dim3 block, size_t shared, unsigned most,
-                             unsigned count)
+static unsigned cluster_size(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared,
+                             unsigned most)
 {
     cudaFuncAttributes code;
     cudaLaunchAttribute cluster = {};
     cudaLaunchConfig_t how = {};
     unsigned size = most < CLUSTER_MOST ? most : CLUSTER_MOST;
+    if (size < 2)
+        return 1;
     if (cudaFuncGetAttributes(&code, kernel) != cudaSuccess || code.ptxVersion < 90)
         return 1;
     (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
@@ -77,6 +82,7 @@ static unsigned cluster_size(void (*kernel)(P...), dim3 block, size_t shared, un
     how.attrs = &cluster;
     how.numAttrs = 1;
     for (; size > 1; size /= 2) {
+        const unsigned count = grid.x * grid.y * ((grid.z + size - 1) / size);
         int active = 0;
         cluster.val.clusterDim = {1, 1, size};
         how.gridDim = dim3(1, 1, size);

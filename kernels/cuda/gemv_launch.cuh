@@ -108,7 +108,8 @@ DEVICE int64_t place_of(const struct product &p, const Outputs &out, const Which
     return o < cols && t < p.rows ? blockIdx.y * p.leaf_pitch + row * cols + o : -1;
 }
 
-/* What the lane's first result is added to, asked for early. */
+/* What the lane's first result is added to, asked for early. Past the multiprocessor's cache: it is
+ * read once, and half a line of it would be old when the product behind reads all of y. */
 template <typename S, typename Outputs, typename Which, int GROUPS>
 DEVICE float addend_of(const struct product &p, const Outputs &out, const Which &which,
                        const int32_t (&pair)[GROUPS])

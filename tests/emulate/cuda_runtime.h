@@ -42,9 +42,9 @@ void emulate_kernel(cudaStream_t stream, std::function<void()> work);
 void emulate_launch(dim3 grid, dim3 block, size_t shared_bytes, unsigned cluster,
                     const std::function<void()> &body);
 void *emulate_shared(); /* the launch's shared memory */
-/* The block waits for what another kernel has yet to do; now its threads have to return. It begins
- * again later, unless it is not patient and has done so often. Then it has stored already: a peer
- * that got it may be gone. */
+/* The block waits for what another kernel, or another block of its cluster, has yet to do; now its
+ * threads have to return. It begins again later, unless it is not patient and has done so often.
+ * Then it has stored already: a peer that got it may be gone. */
 void emulate_later(bool patient);
 /* Stored when other kernels have been able to run; the place has to outlive the launch. */
 void emulate_store_late(uint64_t *to, uint64_t value);
@@ -224,10 +224,9 @@ template <int N> void cluster_load(float (&y)[N], const float *mine, unsigned bl
     memcpy(y, emulate_of_block(mine, sizeof y, block), sizeof y);
 }
 
-template <typename... P>
-unsigned cluster_size(void (*)(P...), dim3, size_t, unsigned most, unsigned)
+template <typename... P> unsigned cluster_size(void (*)(P...), dim3, dim3, size_t, unsigned most)
 {
-    return most < 4 ? most : 4;
+    return most < 16 ? most : 16;
 }
 
 /* ---- memory that several devices use at once, of kernels/cuda/oneshot.cu ---- */

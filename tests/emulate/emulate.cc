@@ -70,7 +70,7 @@ static place scheduler;
 static const std::function<void()> *body;
 static void *shared;
 static size_t shared_size;
-static bool waits, gives_up; /* the block waits for a peer; one of the launch does not for ever */
+static bool waits, gives_up; /* the block waits for another; one of the launch does not for ever */
 
 struct late_word {
     uint64_t *to;
@@ -262,8 +262,7 @@ SWITCHES void run_block()
 /* A block of a launch in clusters. */
 struct member {
     void *memory;
-    bool met, ended;
-    unsigned left; /* threads */
+    bool met, left, ended;
 };
 static struct {
     unsigned size;   /* blocks of one; 1: there are none */
@@ -294,7 +293,8 @@ bool emulate_meet()
 
 void emulate_leave()
 {
-    member_at(blockIdx.z).left++;
+    emulate_block(0);
+    member_at(blockIdx.z).left = true;
 }
 
 const void *emulate_of_block(const void *mine, size_t bytes, unsigned block)
@@ -303,8 +303,10 @@ const void *emulate_of_block(const void *mine, size_t bytes, unsigned block)
     const member &m = member_at(blockIdx.z / clusters.size * clusters.size + block);
     if (block >= clusters.size || at > shared_size || bytes > shared_size - at)
         emulate_fail("a load from beyond the cluster's shared memory");
-    if (!m.met || !member_at(blockIdx.z).met)
-        emulate_fail("a load from a block that has not been met");
+    if (at % bytes != 0)
+        emulate_fail("a load from another block that is not aligned");
+    if (!m.met || !member_at(blockIdx.z).met || member_at(blockIdx.z).left)
+        emulate_fail("a load from a block before they meet, or after it may have left");
     return (const char *)m.memory + at;
 }
 
@@ -318,10 +320,10 @@ static void *new_shared(size_t bytes)
 static void end_in_cluster(member &m)
 {
     m.ended = !waits;
-    if (m.ended && m.met && m.left < blockDim.x)
+    if (m.ended && m.met && !m.left)
         emulate_fail("a block has ended that others may still read");
     emulate_meetings += m.ended && m.met;
-    m.left = 0;
+    m.left = false;
 }
 
 /* False: it waits for another, and has to begin again. */
