@@ -1,5 +1,5 @@
 /* Touches memory in the background, so that what was planned is resident soon after start and
- * stays all there is: a thread of the lowest priority, on the cores of whoever opens it. What is in
+ * stays all there is: a thread of nice 19, on the cores of whoever opens it. What is in
  * the memory stays, also what others write meanwhile. */
 #ifndef TESSERA_ENGINE_POPULATE_H
 #define TESSERA_ENGINE_POPULATE_H
