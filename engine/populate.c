@@ -41,7 +41,7 @@ static bool touch(const struct populate *p, const struct populate_range *r)
 static void *run(void *arg)
 {
     const struct populate *p = arg;
-    /* the thread's own; by SCHED_IDLE it could take minutes beside other programs */
+    /* the thread's own; by SCHED_IDLE it took more than a minute beside other programs */
     (void)setpriority(PRIO_PROCESS, 0, 19);
     for (size_t i = 0; i < ARRAY_LEN(p->ranges); i++)
         if (p->ranges[i].begin && !touch(p, &p->ranges[i]))

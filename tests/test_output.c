@@ -163,6 +163,8 @@ static void test_large_stream_is_in_order(void **state)
     const char *at = strstr(answer, "\"text\":\"");
     assert_non_null(at); /* the prompt, and the first token with it: byte 2 is no text */
     int32_t tokens = 0;
+    const char *rest = strstr(at + 1, "\"text\":\"");
+    assert_true(rest != NULL && strlen(rest) < 1 << 20);
     for (; at; at = strstr(at + 1, "\"text\":\"")) {
         const char *end = strstr(at, "\",\"logprobs\"");
         assert_non_null(end);
