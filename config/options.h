@@ -52,7 +52,7 @@ struct options {
     int32_t master_port;
     const char *host;
     int32_t port;
-    const char *api_key_file, *cors_origins;
+    const char *api_key_file, *cors_origins, *allowed_hosts;
     bool insecure_no_auth, metrics_without_key, webui;
     int32_t max_connections;
     struct {

@@ -5,6 +5,7 @@
 
 #include "config/config_file.h"
 #include "server/http/http_cors.h"
+#include "server/http/http_host.h"
 #include "server/http/http_listen.h"
 #include "server/keys.h"
 
@@ -66,6 +67,8 @@ enum status access_open(const struct options *o, struct keys **keys, struct err 
     const char *file = access_key_file(o, credential, sizeof credential);
     enum status st = http_cors_check(o->cors_origins, err);
     if (st == OK)
+        st = http_host_check(o->allowed_hosts, err);
+    if (st == OK)
         st = http_listen_check(o->host, err);
     if (st == OK)
         st = check_unused_key(o, file, err);
@@ -82,6 +85,13 @@ enum status access_open(const struct options *o, struct keys **keys, struct err 
                          "--insecure-no-auth if anyone may use this server",
                          o->host);
     return OK;
+}
+
+const char *access_hosts(const struct options *o, const struct keys *keys)
+{
+    if (o->allowed_hosts || keys || !http_listen_is_loopback(o->host))
+        return o->allowed_hosts;
+    return HTTP_HOST_LOCAL;
 }
 
 struct http_limits access_limits(const struct options *o)

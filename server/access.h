@@ -13,6 +13,9 @@ struct keys;
 enum status access_open(const struct options *o, struct keys **keys, struct err *err) MUST_USE;
 /* The file that the keys are in; NULL: there is none. path is where the name is kept if need be. */
 const char *access_key_file(const struct options *o, char *path, size_t cap);
+/* The names that requests may be for, as of http_host_allows: of --allowed-hosts; without it any,
+ * unless the server is for this machine alone and has no keys that pages of other sites lack. */
+const char *access_hosts(const struct options *o, const struct keys *keys);
 struct http_limits access_limits(const struct options *o);
 
 #endif

@@ -229,6 +229,7 @@ static enum status open_http(struct frontend *f, const struct frontend_config *c
         .keys = c->keys,
         .open_paths = open_paths + (c->metrics_without_key ? 0 : 1),
         .cors_origins = c->cors_origins,
+        .allowed_hosts = c->allowed_hosts,
         .page = c->webui ? ROUTE_PAGE : NULL,
         .routes = {routes, (int32_t)ARRAY_LEN(routes) - (c->webui ? 0 : WEBUI_ROUTES)},
         .ctx = &f->service,

@@ -42,8 +42,9 @@ struct frontend_config {
     struct keys *keys; /* NULL: nobody needs one; the caller's */
     bool metrics_without_key;
     bool shared_prefix_cache;
-    const char *cors_origins; /* NULL: none; static */
-    bool webui;               /* browsers get a chat page */
+    const char *cors_origins;  /* NULL: none; static */
+    const char *allowed_hosts; /* NULL: any; static */
+    bool webui;                /* browsers get a chat page */
 };
 
 /* Binds and starts answering: 503 "loading" until frontend_ready. ERR_USAGE with the address when

@@ -251,6 +251,7 @@ static enum status open_frontend(struct server *s, const struct options *o, stru
         .metrics_without_key = o->metrics_without_key,
         .shared_prefix_cache = o->shared_prefix_cache,
         .cors_origins = o->cors_origins,
+        .allowed_hosts = access_hosts(o, s->keys),
         .webui = o->webui,
     };
     if (c.columns > 0)

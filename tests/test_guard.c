@@ -1,8 +1,10 @@
 /* The rules for a request's head and for chunks, on raw bytes: what is refused and how, that a head
- * means the same however it is cut into packets, and bounds. Then which origins CORS lets in. */
+ * means the same however it is cut into packets, and bounds. Then which origins CORS lets in, and
+ * which hosts a request may be for. */
 #include "server/http/http_accept.h"
 #include "server/http/http_cors.h"
 #include "server/http/http_guard.h"
+#include "server/http/http_host.h"
 #include "tests/scratch.h"
 
 #include <stdio.h>
@@ -27,6 +29,9 @@ static const struct row rows[] = {
     {0, HEAD(GET "Empty:\r\nOther: \t a b \t\r\n\r\n")},
     {0, HEAD(GET "Text: caf\xc3\xa9\r\n\r\n")},
     {0, HEAD("GET / HTTP/1.1\r\nhOST: [::1]:80\r\n\r\n")},
+    {0, HEAD("GET http://x/a HTTP/1.1\r\nHost: X\r\n\r\n")},
+    {0, HEAD("GET HTTPS://[::1]:80?b HTTP/1.1\r\nHost: [::1]:80\r\n\r\n")},
+    {0, HEAD("GET http://x HTTP/1.0\r\n\r\n")},
     {0, HEAD("OPTIONS * HTTP/1.1\r\nHost:\r\n\r\n")},
     {0, HEAD(POST "Content-Length: 0\r\n\r\n")},
     {0, HEAD(POST "Transfer-Encoding: Chunked\r\n\r\nanything\n\0")},
@@ -45,7 +50,14 @@ static const struct row rows[] = {
     {400, HEAD("GET / HTTP/1.1 \r\n")},
     {400, HEAD("GET /a b HTTP/1.1\r\n")},
     {400, HEAD("GET x HTTP/1.1\r\n")},
-    {400, HEAD("GET http://x/ HTTP/1.1\r\n")},
+    {400, HEAD("GET http:/x/ HTTP/1.1\r\n")},
+    {400, HEAD("GET http:/// HTTP/1.1\r\n")},
+    {400, HEAD("GET ftp://x/ HTTP/1.1\r\n")},
+    {400, HEAD("GET http://u@x/ HTTP/1.1\r\n")},
+    {400, HEAD("GET http://x/ HTTP/1.1\r\nHost: y\r\n")},
+    {400, HEAD("GET http://x/ HTTP/1.1\r\nHost: x:80\r\n")},
+    {400, HEAD("GET http://x/ HTTP/1.1\r\nHost:\r\n")},
+    {400, HEAD("GET http://x/ HTTP/1.1\r\n\r\n")},
     {400, HEAD("GET /%00 HTTP/1.1\r\n")},
     {400, HEAD("GET /a%002 HTTP/1.1\r\n")},
     {400, HEAD("GET /\0 HTTP/1.1\r\n")},
@@ -324,6 +336,66 @@ static void test_cors_list(void **state)
             fail_msg("accepted: %s", bad[i]);
 }
 
+/* Names that a page of another site cannot have, and those that it can. */
+static void test_hosts(void **state)
+{
+    (void)state;
+    static const char listed[] = "a.example, *.b.example";
+    static const struct {
+        const char *hosts, *host;
+        bool allowed;
+    } cases[] = {
+        {HTTP_HOST_LOCAL, "127.0.0.1:8000", true},
+        {HTTP_HOST_LOCAL, "10.1.2.3", true},
+        {HTTP_HOST_LOCAL, "[::1]", true},
+        {HTTP_HOST_LOCAL, "[fe80::1%25eth0]:80", true},
+        {HTTP_HOST_LOCAL, "localhost:8000", true},
+        {HTTP_HOST_LOCAL, "LOCALHOST.", true},
+        {HTTP_HOST_LOCAL, "gpu-1", true},
+        {HTTP_HOST_LOCAL, "", true},
+        {HTTP_HOST_LOCAL, ":80", true},
+        {HTTP_HOST_LOCAL, "x.LocalHost", true},
+        {HTTP_HOST_LOCAL, "host.docker.internal:8000", true},
+        {HTTP_HOST_LOCAL, "internal.example", false},
+        {HTTP_HOST_LOCAL, "notlocalhost.example:8000", false},
+        {HTTP_HOST_LOCAL, "127.0.0.1.example", false},
+        {HTTP_HOST_LOCAL, "1.example1", false},
+        {HTTP_HOST_LOCAL, "a.example:1", false},
+        {HTTP_HOST_LOCAL, "a.example.", false},
+        {listed, "A.example:80", true},
+        {listed, "x.a.example", false},
+        {listed, "xa.example", false},
+        {listed, "b.example", false},
+        {listed, "x.y.b.example", true},
+        {listed, "xb.example", false},
+        {listed, "x.localhost", false},
+        {"x.example,*", "evil.example", true},
+        {NULL, "evil.example", true},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++)
+        if (http_host_allows(cases[i].hosts, cases[i].host, strlen(cases[i].host)) !=
+            cases[i].allowed)
+            fail_msg("\"%s\" where \"%s\" are allowed", cases[i].host,
+                     cases[i].hosts ? cases[i].hosts : "all");
+}
+
+static void test_host_list(void **state)
+{
+    (void)state;
+    static const char *const good[] = {"*", "a", "a.example, *.b.example", "x_1-2.example,"};
+    static const char *const bad[] = {"",      ",",    "http://a", "a:80",
+                                      "[::1]", "a,b/", "**",       "*.",
+                                      "a*.b",  ".a",   "*..a",     "caf\xc3\xa9.example"};
+    struct err err;
+    assert_int_equal(http_host_check(NULL, &err), OK);
+    for (size_t i = 0; i < ARRAY_LEN(good); i++)
+        if (http_host_check(good[i], &err) != OK)
+            fail_msg("%s: %s", good[i], err.text);
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++)
+        if (http_host_check(bad[i], &err) != ERR_USAGE)
+            fail_msg("accepted: %s", bad[i]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -331,6 +403,7 @@ int main(void)
         cmocka_unit_test(test_head_bytes), cmocka_unit_test(test_framing),
         cmocka_unit_test(test_chunks),     cmocka_unit_test(test_cors),
         cmocka_unit_test(test_cors_list),  cmocka_unit_test(test_accept),
+        cmocka_unit_test(test_hosts),      cmocka_unit_test(test_host_list),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

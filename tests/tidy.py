@@ -325,6 +325,7 @@ TESTED_BY = {
                                "tests/blackbox/test_limits.py",
     "server/http/http_guard.c": "tests/test_guard.c tests/fuzz/fuzz_guard.c "
                                 "tests/blackbox/test_guard.py",
+    "server/http/http_host.c": "tests/test_guard.c tests/blackbox/test_hosts.py",
     "server/http/http_id.c": "tests/test_http.c",
     "server/http/http_intake.c": "tests/test_intake.c tests/fuzz/fuzz_guard.c "
                                  "tests/blackbox/test_guard.py",

@@ -1,11 +1,13 @@
 /* DESIGN: libmicrohttpd with internal epoll threads moves bytes; whatever needs time runs elsewhere
  * while the connection is suspended. A request has two owners, the connection and whoever holds it,
  * hence the count. The intake lets only well-formed requests through, so the library never finds a
- * fault by itself. What can be decided from the head alone is, in this order: key, route, size.
+ * fault by itself. What can be decided from the head alone is, in this order: host, key, route,
+ * size.
  * Bodies that are refused are read and dropped up to a bound, since closing with unread bytes would
  * reset the connection and take our answer with it. */
 #include "server/http/http_accept.h"
 #include "server/http/http_cors.h"
+#include "server/http/http_host.h"
 #include "server/http/http_intake.h"
 #include "server/http/http_listen.h"
 #include "server/http/http_refusal.h"
@@ -240,15 +242,40 @@ static const char *choose_path(const struct http_request *r, const char *path, c
     return page_meant ? page : path;
 }
 
+/* Is the request meant for this server? What its target says counts before its header (RFC 9112
+ * section 3.2.2). */
+static bool is_ours(struct http_request *r, const char *host, size_t n)
+{
+    const char *header = header_of(r, "Host");
+    if (!host && header) {
+        host = header;
+        n = strlen(header);
+    }
+    if (!host || http_host_allows(r->http->config.allowed_hosts, host, n))
+        return true;
+    struct api_error e = {0};
+    api_error_set(&e, 421, "misdirected_request",
+                  "this server does not answer as \"%.*s\": start it with --allowed-hosts NAME if "
+                  "that is a name of it, or with keys",
+                  n < 100 ? (int)n : 100, host);
+    refuse(r, &e);
+    return false;
+}
+
 /* Decides what can be decided from the head alone. */
 static void judge_head(struct http_request *r, const char *target, const char *method)
 {
     const struct http_config *c = &r->http->config;
-    const char *path = choose_path(r, target, method);
+    const char *host;
+    size_t host_n;
+    target += http_host_of_target(target, strlen(target), &host, &host_n);
+    const char *path = choose_path(r, *target ? target : "/", method);
     http_id_choose(header_of(r, "X-Request-Id"), r->id);
     r->errors = http_route_errors(&c->routes, path);
     if (!http_intake_has_request(http_peer_fd(r->peer))) {
         refuse_unseen(r);
+    } else if (!is_ours(r, host, host_n)) {
+        return;
     } else if (is_preflight(r, method)) {
         r->preflight = true;
         reply_nothing(r);

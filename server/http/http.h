@@ -30,6 +30,7 @@ struct http_config {
     const char *const *open_paths; /* need no key; ends with NULL; static */
     const char *page;              /* path of what browsers get for "/"; NULL: no such. Static */
     const char *cors_origins;      /* as of --cors-origins; NULL: none. Static */
+    const char *allowed_hosts;     /* as of http_host_allows; NULL: any. Static */
     struct http_routes routes;
     void *ctx; /* of the handlers, and of answered */
     void (*answered)(void *ctx,

@@ -3,6 +3,8 @@
  * the body is. */
 #include "server/http/http_guard.h"
 
+#include "server/http/http_host.h"
+
 #include <string.h>
 #include <strings.h>
 
@@ -37,6 +39,8 @@ static const char *const singles[] = {
 struct guard {
     const struct http_limits *limits;
     struct api_error *error;
+    const char *host; /* of a target in absolute form; NULL: it has none */
+    size_t host_n;
     bool has_body_method, is_old;
     int32_t headers;
     uint64_t length;
@@ -115,8 +119,11 @@ static bool judge_target(struct guard *g, const char *target, size_t n)
 {
     if (n > g->limits->target_bytes)
         return refuse(g, 414, "target_too_long", "the request target is too long");
-    if (n == 0 || (target[0] != '/' && !(n == 1 && target[0] == '*')))
-        return malformed(g, "the request target must begin with '/'");
+    const size_t before = http_host_of_target(target, n, &g->host, &g->host_n);
+    if (n == 0 || (target[0] != '/' && !(n == 1 && target[0] == '*') && before == 0))
+        return malformed(g, "the request target must begin with '/' or 'http://'");
+    if (before > 0 && (g->host_n == 0 || !is_host(g->host, g->host_n)))
+        return malformed(g, "the host in the request target is not a host");
     for (size_t i = 0; i < n; i++) {
         if (target[i] <= ' ' || target[i] >= 0x7f) /* a char may be signed: negative is <= ' ' */
             return malformed(g, "the request target has a byte that must be percent-encoded");
@@ -157,6 +164,8 @@ static bool judge_single(struct guard *g, enum single which, const char *value, 
     g->seen[which] = true;
     if (which == HOST && !is_host(value, n))
         return malformed(g, "the Host header is not a host");
+    if (which == HOST && g->host && (n != g->host_n || strncasecmp(value, g->host, n) != 0))
+        return malformed(g, "the Host header is not the host in the request target");
     if (which == LENGTH && !read_length(value, n, &g->length))
         return malformed(g, "the Content-Length is not a number");
     if (which == CODING && !equals(value, n, "chunked"))

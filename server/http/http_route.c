@@ -1,6 +1,8 @@
 /* DESIGN: a handful of routes, so a walk over the table; it finds the methods of the path too. */
 #include "server/http/http_route.h"
 
+#include "server/http/http_host.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -52,8 +54,10 @@ enum api_error_form http_route_errors_of_head(const struct http_routes *routes, 
 {
     char path[PATH_BYTES];
     size_t length = 0;
-    const char *space = memchr(head, ' ', n), *end = head + n;
+    const char *space = memchr(head, ' ', n), *end = head + n, *host;
+    size_t host_n;
     const char *at = space ? space + 1 : end;
+    at += http_host_of_target(at, (size_t)(end - at), &host, &host_n);
     while (at + length < end && !strchr(" ?\r\n", at[length]))
         length++;
     if (at + length == end || length >= sizeof path)

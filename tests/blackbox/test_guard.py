@@ -40,7 +40,7 @@ HEADS = {
     "byte of no name": (GET + b"A(: b\r\n\r\n", 400),
     "percent NUL": (b"GET /v1/models%00x HTTP/1.1\r\nHost: x\r\n\r\n", 400),
     "control byte in the target": (b"GET /\x01 HTTP/1.1\r\nHost: x\r\n\r\n", 400),
-    "absolute target": (b"GET http://x/v1/models HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+    "absolute target of another host": (b"GET http://y/v1/models HTTP/1.1\r\nHost: x\r\n\r\n", 400),
     "two keys": (GET + b"Authorization: Bearer a\r\n" * 2 + b"\r\n", 400),
     "long target": (b"GET /" + b"a" * 5000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 414),
     "compressed": (POST + LENGTH + b"Content-Encoding: gzip\r\n\r\n" + BODY, 415),

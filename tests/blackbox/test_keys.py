@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 
 import pytest
@@ -144,6 +145,9 @@ def test_exposed_on_purpose(serve, key_file):
     for arguments in (["--insecure-no-auth"], ["--api-key-file", key_file]):
         server = serve(checkpoint.DEMO, "--host", "0.0.0.0", *arguments, wait=False)
         eventually(lambda log=server: "ready: listening" in log.log, 30, "ready")
+        server.port = int(re.search(r"on http://0\.0\.0\.0:(\d+)", server.log)[1])
+        reply = server.request("GET", "/livez", headers={"Host": "any.example"})
+        assert reply.status == 200
 
 
 @pytest.mark.parametrize("variable", ["TESSERA_API_KEY", "VLLM_API_KEY"])

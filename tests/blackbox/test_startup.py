@@ -53,6 +53,7 @@ def fails(code, *arguments):
     (("serve",), "MODEL"),
     (("plan", ""), "which model directory"),
     (("serve", "MODEL", "--cors-origins", "https://a.example/"), "is no origin"),
+    (("serve", "MODEL", "--allowed-hosts", "a.example:80"), "is no name of a host"),
     (("serve", "MODEL", "--http-max-bodies-bytes", "1M"), "--http-max-body-bytes 4194304"),
     (("complete", "http://127.0.0.1:65600", "x"), "65535"),
     (("health", "http://127.0.0.1:65600"), "HOST:PORT"),
