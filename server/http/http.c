@@ -21,7 +21,10 @@
 #include <strings.h>
 #include <unistd.h>
 
-#define DROP_FACTOR 8 /* of a refused body, this many times the limit is read */
+#define DROP_FACTOR 8           /* of a refused body, this many times the limit is read */
+#define MEMORY_USUAL (32 << 10) /* of a connection in the library: room for the largest head */
+#define HEADERS_USUAL 100       /* of so many headers */
+#define HEADER_MEMORY 80        /* for each more; 56 in its version 0.9.75 */
 
 /* ---- life of a request ---- */
 
@@ -204,12 +207,16 @@ static uint64_t announced(const struct http_request *r)
     return text ? strtoull(text, NULL, 10) : 0;
 }
 
-/* "application/json", "application/problem+json; charset=utf-8". No type at all is fine; a web page
- * can send other ones to a server on its reader's machine without asking. */
-static bool is_json(const char *type)
+/* "application/json", "application/problem+json; charset=utf-8". No type at all is fine, but from a
+ * web page, which can send that and other types to a server on its reader's machine without asking.
+ */
+static bool is_json(const struct http_request *r)
 {
+    const char *type = header_of(r, "Content-Type");
     size_t n = type ? strcspn(type, "; \t") : 0;
-    return !type || (n == 16 && strncasecmp(type, "application/json", n) == 0) ||
+    if (!type)
+        return !header_of(r, "Origin");
+    return (n == 16 && strncasecmp(type, "application/json", n) == 0) ||
            (n > 5 && strncasecmp(type + n - 5, "+json", 5) == 0);
 }
 
@@ -286,7 +293,7 @@ static void judge_head(struct http_request *r, const char *target, const char *m
     } else {
         find_route(r, path, method);
     }
-    if (!r->refused && strcmp(method, "POST") == 0 && !is_json(header_of(r, "Content-Type")))
+    if (!r->refused && strcmp(method, "POST") == 0 && !is_json(r))
         refuse_as(r, 415, "not_json",
                   "the request body must be JSON: send Content-Type: application/json");
     if (!r->refused && announced(r) > c->limits.body_bytes)
@@ -448,10 +455,19 @@ static void on_connection(void *cls, struct MHD_Connection *connection, void **s
 
 /* ---- opening and closing ---- */
 
+/* What the library may take of a connection: its usual, and more where there may be many headers.
+ */
+static size_t memory_of(const struct http_limits *l)
+{
+    const int32_t more = l->headers > HEADERS_USUAL ? l->headers - HEADERS_USUAL : 0;
+    return MEMORY_USUAL + (size_t)more * HEADER_MEMORY;
+}
+
 static enum status start_daemon(struct http *h, struct err *err)
 {
     const struct http_config *c = &h->config;
     struct MHD_OptionItem options[] = {
+        {MHD_OPTION_CONNECTION_MEMORY_LIMIT, (intptr_t)memory_of(&c->limits), NULL},
         /* the gate is what limits; each thread of the pool has a share of this */
         {MHD_OPTION_CONNECTION_LIMIT, c->limits.connections + c->threads, NULL},
         /* inactivity: for a client that does not read its answer */

@@ -39,8 +39,6 @@ static const char *const singles[] = {
 struct guard {
     const struct http_limits *limits;
     struct api_error *error;
-    const char *host; /* of a target in absolute form; NULL: it has none */
-    size_t host_n;
     bool has_body_method, is_old;
     int32_t headers;
     uint64_t length;
@@ -119,10 +117,12 @@ static bool judge_target(struct guard *g, const char *target, size_t n)
 {
     if (n > g->limits->target_bytes)
         return refuse(g, 414, "target_too_long", "the request target is too long");
-    const size_t before = http_host_of_target(target, n, &g->host, &g->host_n);
+    const char *host;
+    size_t host_n;
+    const size_t before = http_host_of_target(target, n, &host, &host_n);
     if (n == 0 || (target[0] != '/' && !(n == 1 && target[0] == '*') && before == 0))
         return malformed(g, "the request target must begin with '/' or 'http://'");
-    if (before > 0 && (g->host_n == 0 || !is_host(g->host, g->host_n)))
+    if (before > 0 && (host_n == 0 || !is_host(host, host_n)))
         return malformed(g, "the host in the request target is not a host");
     for (size_t i = 0; i < n; i++) {
         if (target[i] <= ' ' || target[i] >= 0x7f) /* a char may be signed: negative is <= ' ' */
@@ -164,8 +164,6 @@ static bool judge_single(struct guard *g, enum single which, const char *value, 
     g->seen[which] = true;
     if (which == HOST && !is_host(value, n))
         return malformed(g, "the Host header is not a host");
-    if (which == HOST && g->host && (n != g->host_n || strncasecmp(value, g->host, n) != 0))
-        return malformed(g, "the Host header is not the host in the request target");
     if (which == LENGTH && !read_length(value, n, &g->length))
         return malformed(g, "the Content-Length is not a number");
     if (which == CODING && !equals(value, n, "chunked"))
@@ -294,6 +292,39 @@ enum http_guard_verdict http_guard_head(const struct http_limits *limits, const 
             good = false;
         if (!good)
             return HTTP_GUARD_REFUSE;
+    }
+}
+
+/* ---- what the library shall not see ---- */
+
+static void tidy_target(char *line, size_t n)
+{
+    char *query = memchr(line, '?', n);
+    for (char *at = query; at && at < line + n; at++)
+        if (*at == '&')
+            *at = '.';
+}
+
+static void tidy_header(char *line, size_t n)
+{
+    char *value = (char *)memchr(line, ':', n) + 1;
+    size_t all = (size_t)(line + n - value), left = all;
+    while (left > 0 && (value[left - 1] == ' ' || value[left - 1] == '\t'))
+        left--;
+    memmove(value + all - left, value, left);
+    memset(value, ' ', all - left);
+    if (equals(line, (size_t)(value - 1 - line), "Cookie"))
+        line[0] = 'X';
+}
+
+void http_guard_tidy(char *head, size_t n)
+{
+    for (char *line = head, *end; (end = memchr(line, '\r', (size_t)(head + n - line))) != line;
+         line = end + 2) {
+        if (line == head)
+            tidy_target(line, (size_t)(end - line));
+        else
+            tidy_header(line, (size_t)(end - line));
     }
 }
 

@@ -25,6 +25,11 @@ enum http_guard_verdict http_guard_head(const struct http_limits *limits, const 
                                         size_t n, struct http_guard_head *out,
                                         struct api_error *error);
 
+/* A head that has passed, of n bytes, as libmicrohttpd shall get it, which keeps blanks behind a
+ * value as a part of it, and takes memory for each argument of a query and each crumb of a cookie,
+ * for which nobody asks here: blanks move in front, there is one argument, and no cookie. */
+void http_guard_tidy(char *head, size_t n);
+
 /* What stands before the data of a chunk, and the data behind it. */
 struct http_guard_chunk {
     size_t line_bytes;

@@ -151,13 +151,14 @@ void http_intake_done(int fd, bool is_last)
 
 /* ---- judging ---- */
 
-static enum http_guard_verdict judge_head(struct intake *i, const char *bytes, size_t n)
+static enum http_guard_verdict judge_head(struct intake *i, char *bytes, size_t n)
 {
     struct http_guard_head head;
     enum http_guard_verdict v = http_guard_head(i->limits, bytes, n, &head, &i->fault);
     if (v != HTTP_GUARD_MORE)
         i->errors = http_route_errors_of_head(i->routes, bytes, n);
     if (v == HTTP_GUARD_PASS) {
+        http_guard_tidy(bytes, head.head_bytes);
         i->left = head.head_bytes + head.body_bytes;
         i->next = head.is_chunked ? FIRST_CHUNK : HEAD;
         i->unanswered++;
@@ -177,7 +178,7 @@ static enum http_guard_verdict judge_chunk(struct intake *i, const char *bytes, 
     return v;
 }
 
-static enum http_guard_verdict judge(struct intake *i, const char *bytes, size_t n)
+static enum http_guard_verdict judge(struct intake *i, char *bytes, size_t n)
 {
     return i->next == HEAD ? judge_head(i, bytes, n) : judge_chunk(i, bytes, n);
 }

@@ -40,7 +40,7 @@ HEADS = {
     "byte of no name": (GET + b"A(: b\r\n\r\n", 400),
     "percent NUL": (b"GET /v1/models%00x HTTP/1.1\r\nHost: x\r\n\r\n", 400),
     "control byte in the target": (b"GET /\x01 HTTP/1.1\r\nHost: x\r\n\r\n", 400),
-    "absolute target of another host": (b"GET http://y/v1/models HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+    "absolute target of no host": (b"GET http:///v1/models HTTP/1.1\r\nHost: x\r\n\r\n", 400),
     "two keys": (GET + b"Authorization: Bearer a\r\n" * 2 + b"\r\n", 400),
     "long target": (b"GET /" + b"a" * 5000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 414),
     "compressed": (POST + LENGTH + b"Content-Encoding: gzip\r\n\r\n" + BODY, 415),
@@ -251,6 +251,45 @@ def test_largest_heads(demo):
             connection.send(b"".join(heads))
             for _ in heads:
                 assert b'"list"' in connection.answer()[2]
+
+
+ARGUMENTS = b"GET /v1/models?" + b"a&" * 2000 + b" HTTP/1.1\r\nHost: x\r\n\r\n"
+CRUMBS = GET + b"Cookie: " + b"a=b; " * 3200 + b"\r\n\r\n"
+
+
+def test_heads_of_many_parts(demo):
+    """What the library would keep one by one, though nobody asks for it."""
+    for heads in ([ARGUMENTS], [CRUMBS], [ARGUMENTS, CRUMBS] * 3):
+        with Raw(demo) as connection:
+            connection.send(b"".join(heads))
+            for _ in heads:
+                assert b'"list"' in connection.answer()[2]
+
+
+def test_most_headers(serve):
+    """As many as the option can allow."""
+    server = serve(checkpoint.DEMO, "--http-max-headers", "1000")
+    head = GET + b"".join(b"h%d: x\r\n" % i for i in range(999)) + b"\r\n"
+    assert len(head) <= 16384
+    with Raw(server) as connection:
+        for _ in range(3):
+            assert b'"list"' in connection.send(head).answer()[2]
+
+
+@pytest.mark.parametrize("blanks", [b" ", b"\t", b" \t  "])
+def test_blanks_behind_values(demo, blanks):
+    """They are no part of a value (RFC 9110 section 5.5)."""
+    length = POST + b"Content-Length: %d" % len(BODY) + blanks + b"\r\n\r\n" + BODY
+    chunked = (POST + b"Transfer-Encoding: chunked" + blanks + b"\r\n\r\n%x\r\n" % len(BODY) + BODY
+               + b"\r\n0\r\n\r\n")
+    named = GET + b"X-Request-Id:named" + blanks + b"\r\n\r\n"
+    for send in (Raw.send, send_in_bytes):
+        with open_at_once(demo) as connection:
+            for request in (length, chunked, named) * 2:
+                send(connection, request)
+                status, headers, _ = connection.answer()
+                assert status == 200
+            assert headers["x-request-id"] == "named"
 
 
 def test_last_request(demo):

@@ -62,6 +62,8 @@ def test_targets_with_a_host(demo):
                                  ("HTTP://localhost:80/v1/models?a=b", "localhost:80", 200),
                                  ("http://x", "x", 200),
                                  ("http://x/nowhere", "x", 404),
+                                 ("http://x/v1/models", "evil.example", 200),
+                                 ("http://evil.example/v1/models", "localhost", 421),
                                  ("http://evil.example/v1/models", "evil.example", 421)):
         with Raw(demo) as connection:
             connection.send(f"GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())

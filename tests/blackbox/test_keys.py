@@ -141,6 +141,12 @@ def test_exposed_without_keys(host):
     assert "--api-key-file" in done.stderr and "--insecure-no-auth" in done.stderr
 
 
+def test_blanks_behind_a_key(guarded):
+    for blanks in (" ", "\t "):
+        assert guarded.request("GET", "/v1/models",
+                               headers={"Authorization": f"Bearer {KEY}{blanks}"}).status == 200
+
+
 def test_exposed_on_purpose(serve, key_file):
     for arguments in (["--insecure-no-auth"], ["--api-key-file", key_file]):
         server = serve(checkpoint.DEMO, "--host", "0.0.0.0", *arguments, wait=False)

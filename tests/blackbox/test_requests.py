@@ -146,6 +146,9 @@ def test_content_type(demo, kind, status):
         if status == 415:
             assert reply.error["code"] == "not_json"
             assert "application/json" in reply.error["message"]
+        reply = demo.request("POST", path, json.dumps(GOOD).encode(),
+                             {**headers, "Origin": "https://a.example"})
+        assert reply.status == (415 if kind is None else status)
     check_still_serves(demo)
 
 

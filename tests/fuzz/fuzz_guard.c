@@ -51,8 +51,11 @@ static enum http_guard_verdict judge(const uint8_t *data, size_t size)
     struct http_guard_head head;
     enum http_guard_verdict v = http_guard_head(&limits, exact, size, &head, &e);
     CHECK((v == HTTP_GUARD_REFUSE) == (e.http_status >= 400 && e.http_status < 600));
-    if (v == HTTP_GUARD_PASS)
+    if (v == HTTP_GUARD_PASS) {
         check_accepted(exact, head.head_bytes);
+        http_guard_tidy(exact, head.head_bytes);
+        check_accepted(exact, head.head_bytes);
+    }
     free(exact);
     return v;
 }
@@ -103,18 +106,37 @@ static void run_connection(const uint8_t *data, size_t size, size_t packet, size
     close(ends[1]);
 }
 
+/* Is what the library got what came, but for what http_guard_tidy changes? */
+static bool is_begin(const struct outcome *o, const uint8_t *data, size_t size)
+{
+    size_t at = 0;
+    for (size_t i = 0; i < o->n; i++) {
+        const char got = o->bytes[i];
+        if (got == ' ' || got == '\t')
+            continue;
+        while (at < size && (data[at] == ' ' || data[at] == '\t'))
+            at++;
+        if (at == size)
+            return false;
+        const char came = (char)data[at++];
+        if (got != came && !(got == '.' && came == '&') && !(got == 'X' && (came | 32) == 'c'))
+            return false;
+    }
+    return o->n <= size;
+}
+
 /* In one packet nothing of a request that is refused is handed over; in small ones its begin may
  * be. */
 static void check_cuts(const uint8_t *data, size_t size)
 {
     static struct outcome whole, parts;
     run_connection(data, size, size, sizeof whole.bytes, &whole);
-    CHECK(whole.n <= size && memcmp(whole.bytes, data, whole.n) == 0);
+    CHECK(is_begin(&whole, data, size));
     CHECK(whole.status == 0 || (whole.status >= 400 && whole.status < 600));
     for (size_t packet = 1; packet < size; packet += 1 + packet * 3) {
         run_connection(data, size, packet, 1 + packet % 5, &parts);
         CHECK(parts.status == whole.status);
-        CHECK(parts.n >= whole.n && parts.n <= size && memcmp(parts.bytes, data, parts.n) == 0);
+        CHECK(parts.n >= whole.n && is_begin(&parts, data, size));
         CHECK(whole.status != 0 || parts.n == whole.n);
     }
 }
