@@ -59,14 +59,23 @@ template <typename L> DEVICE int32_t block_of(const struct part &p, int32_t nth)
 
 /* ---- ends of splits ---- */
 
-/* What all warps know of a split, and the block of those before. */
+/* What the block knows of the splits before. */
 template <typename L> struct known {
-    float max[L::WARPS][GROUP], sum[L::WARPS][GROUP];
-    struct {
-        float max, sum;
-    } ends[2][GROUP]; /* of those before, in turns; or, for the cluster, of this one: [0] */
+    union {
+        struct {
+            float max, sum;
+        } ends[2][GROUP]; /* in turns; or, for the cluster, of this one: [0] */
+        int32_t done;     /* blocks, where all splits are left in memory */
+    };
     pack<float, TOGETHER> before[GROUP * L::DIM / TOGETHER]; /* or of this one */
 };
+
+/* Where a warp shows its results of a head: outputs, then their maximum and sum. */
+template <typename L> DEVICE float *shown_at(typename L::E *outputs, int32_t warp, int32_t head)
+{
+    static_assert(L::OUT_PITCH >= L::DIM + 2, "there is room behind the outputs");
+    return (float *)(outputs + warp * L::RING) + head * L::OUT_PITCH;
+}
 
 template <typename L>
 DEVICE float *partial_at(const struct attend_args &a, int32_t head, int32_t split)
@@ -75,26 +84,23 @@ DEVICE float *partial_at(const struct attend_args &a, int32_t head, int32_t spli
     return a.partial + (row_head * SPLITS + split) * (L::DIM + ATTEND_PARTIAL_MORE);
 }
 
-/* A warp's results to where others find them. */
-template <typename L>
-DEVICE void show(struct known<L> &k, float *outputs, const struct state<L> &s, int32_t count)
+/* A warp's results to where others find them, in its ring. */
+template <typename L> DEVICE void show(float *own, const struct state<L> &s, int32_t count)
 {
-    const int32_t lane = (int32_t)threadIdx.x % WARP, warp = (int32_t)threadIdx.x / WARP;
+    const int32_t lane = (int32_t)threadIdx.x % WARP;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const int32_t head = lane % QUAD * 2 + i;
         const float sum = reduce_keys(s.sum[i], plus());
-        if (lane < QUAD) {
-            k.max[warp][head] = s.max[i];
-            k.sum[warp][head] = sum;
-        }
+        float *to = own + head * L::OUT_PITCH;
         if (head < count) {
+            if (lane < QUAD)
+                *(pack<float, 2> *)(to + L::DIM) = {s.max[i], sum};
 #pragma unroll
             for (int n = 0; n < L::STEPS; n++)
 #pragma unroll
                 for (int below = 0; below < 2; below++)
-                    outputs[head * L::OUT_PITCH + element<L>::of_output(n, below)] =
-                        s.out[n][i + 2 * below];
+                    to[element<L>::of_output(n, below)] = s.out[n][i + 2 * below];
         }
     }
 }
@@ -104,20 +110,21 @@ struct folded {
     float out[TOGETHER], max, sum;
 };
 
-template <typename L>
-DEVICE struct folded fold_warps(const struct known<L> &k, const typename L::E *outputs, int32_t g,
-                                int32_t e)
+template <typename L> DEVICE struct folded fold_warps(typename L::E *outputs, int32_t g, int32_t e)
 {
     struct folded f = {{}, -INFINITY, 0};
-#pragma unroll
-    for (int w = 0; w < L::WARPS; w++)
-        f.max = fmaxf(f.max, k.max[w][g]);
+    pack<float, 2> end[L::WARPS]; /* maximum and sum */
 #pragma unroll
     for (int w = 0; w < L::WARPS; w++) {
-        const float weight = mma_exp2(k.max[w][g] - f.max);
-        const float *of = (const float *)(outputs + w * L::RING) + g * L::OUT_PITCH + e;
-        const pack<float, TOGETHER> more = *(const pack<float, TOGETHER> *)of;
-        f.sum = fmaf(k.sum[w][g], weight, f.sum);
+        end[w] = *(const pack<float, 2> *)(shown_at<L>(outputs, w, g) + L::DIM);
+        f.max = fmaxf(f.max, end[w].e[0]);
+    }
+#pragma unroll
+    for (int w = 0; w < L::WARPS; w++) {
+        const float weight = mma_exp2(end[w].e[0] - f.max);
+        const pack<float, TOGETHER> more =
+            *(const pack<float, TOGETHER> *)(shown_at<L>(outputs, w, g) + e);
+        f.sum = fmaf(end[w].e[1], weight, f.sum);
 #pragma unroll
         for (int i = 0; i < TOGETHER; i++)
             f.out[i] = fmaf(more.e[i], weight, f.out[i]);
@@ -196,14 +203,14 @@ DEVICE void leave_split(struct known<L> &k, const struct attend_args &a, const s
 
 /* Ends a split of heads [first, first + count): leaves it for merge, or folds it. */
 template <typename L>
-DEVICE void end_split(struct known<L> &k, const typename L::E *outputs, const struct attend_args &a,
+DEVICE void end_split(struct known<L> &k, typename L::E *outputs, const struct attend_args &a,
                       const struct part &p, int32_t split, int32_t first, int32_t count)
 {
     constexpr int EACH = L::DIM / TOGETHER;
     __syncthreads();
     for (int32_t n = (int32_t)threadIdx.x; n < count * EACH; n += L::THREADS) {
         const int32_t g = n / EACH, e = n % EACH;
-        const struct folded f = fold_warps<L>(k, outputs, g, e * TOGETHER);
+        const struct folded f = fold_warps<L>(outputs, g, e * TOGETHER);
         if (p.step == 1)
             fold_split<L>(k, a, p, split, first, n, f);
         else
@@ -215,9 +222,8 @@ DEVICE void end_split(struct known<L> &k, const typename L::E *outputs, const st
 /* ---- splits of several blocks ---- */
 
 /* Whether all other blocks of the row and KV head are done; then what they stored is there. */
-DEVICE bool is_last(int32_t *ticket, int32_t blocks)
+DEVICE bool is_last(int32_t &done, int32_t *ticket, int32_t blocks)
 {
-    __shared__ int32_t done;
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -308,25 +314,43 @@ template <typename L> struct shared_out {
     pack<float, 2> ends[CLUSTER_MOST][GROUP];
 };
 
+/* x / y for small numbers: a division of integers takes as long as a load from another block. */
+DEVICE int32_t quotient(int32_t x, int32_t y)
+{
+    return (int32_t)__fdividef((float)x + 0.5f, (float)y);
+}
+
 /* What the cluster's blocks have, each a split of all heads. Each folds as much of it, from copies:
  * all loads are under way together. */
 template <typename L>
 DEVICE void merge_cluster(struct shared_out<L> &copy, const struct known<L> &k,
                           const struct attend_args &a, const struct part &p)
 {
-    constexpr int EACH = L::DIM / TOGETHER;
+    constexpr int EACH = L::DIM / TOGETHER, ENDS = CLUSTER_MOST * GROUP / L::THREADS;
     const int32_t heads = p.heads.past - p.heads.first, outputs = heads * EACH;
-    const int32_t share = (outputs + p.splits - 1) / p.splits, first = p.split * share;
+    const int32_t share = quotient(outputs + p.splits - 1, p.splits), first = p.split * share;
+    pack<float, 2> end[ENDS];
     static_assert(sizeof(struct shared_out<L>) <= L::BYTES, "");
     if (!cluster_meet())
         return;
-    for (int32_t i = (int32_t)threadIdx.x; i < share * p.splits; i += L::THREADS)
-        if (first + i % share < outputs)
-            cluster_load(copy.out[i].e, k.before[first + i % share].e, (uint32_t)(i / share));
-    for (int32_t i = (int32_t)threadIdx.x; i < heads * p.splits; i += L::THREADS)
-        cluster_load(copy.ends[i / heads][i % heads].e, (const float *)&k.ends[0][i % heads],
-                     (uint32_t)(i / heads));
+#pragma unroll
+    for (int n = 0; n < ENDS; n++) {
+        const int32_t i = n * L::THREADS + (int32_t)threadIdx.x;
+        if (i / GROUP < p.splits && i % GROUP < heads)
+            cluster_load(end[n].e, (const float *)&k.ends[0][i % GROUP], (uint32_t)(i / GROUP));
+    }
+    for (int32_t i = (int32_t)threadIdx.x; i < share * p.splits; i += L::THREADS) {
+        const int32_t split = quotient(i, share), at = first + i - split * share;
+        if (at < outputs)
+            cluster_load(copy.out[i].e, k.before[at].e, (uint32_t)split);
+    }
+#pragma unroll
+    for (int n = 0; n < ENDS; n++) {
+        const int32_t i = n * L::THREADS + (int32_t)threadIdx.x;
+        copy.ends[i / GROUP][i % GROUP] = end[n];
+    }
     __syncthreads();
+    cluster_have_read();
     for (int32_t i = (int32_t)threadIdx.x; i < share && first + i < outputs; i += L::THREADS) {
         const int32_t g = (first + i) / EACH, e = (first + i) % EACH * TOGETHER;
         struct folded all = {{}, -INFINITY, 0}, more;
@@ -476,10 +500,9 @@ DEVICE void attend_part(struct known<L> &k, struct own<L> &own, typename L::E *r
             multiply_values<L>(s.out, x, values);
         __syncwarp();
         if (((nth + 1) & ((1 << log2) - 1)) == 0) {
-            typename L::E *outputs = L::HALVES == 3 ? values : keys;
-            show<L>(k, (float *)outputs, s, count);
-            end_split<L>(k, outputs - warp * L::RING, a, p, p.split + (nth >> log2) * p.step, first,
-                         count);
+            typename L::E *outputs = rings + (L::HALVES == 3 ? next : half) * L::HALF;
+            show<L>((float *)(outputs + warp * L::RING), s, count);
+            end_split<L>(k, outputs, a, p, p.split + (nth >> log2) * p.step, first, count);
             clear<L>(s);
         }
         fetch_nth<L, TURNS>(w, L::HALVES == 3 ? values : keys, a, p, nth + 2, false);
@@ -513,7 +536,7 @@ DEVICE bool find_splits(struct part &p, const struct attend_args &a, int32_t pos
 
 template <typename L> DEVICE void write_zeros(const struct attend_args &a, const struct part &p)
 {
-    const int32_t count = blockIdx.z > 0 ? 0 : (p.heads.past - p.heads.first) * L::DIM;
+    const int32_t count = (p.heads.past - p.heads.first) * L::DIM;
     for (int32_t n = (int32_t)threadIdx.x; n < count; n += L::THREADS)
         put_element(a.out, attend_out(&a, p.t, p.heads.first) + n, 0);
 }
@@ -524,7 +547,7 @@ DEVICE void store_unread(struct own<L> &own, const struct attend_args &a, typena
                          const struct part &p, int32_t position)
 {
     struct fresh<L> fresh;
-    if (blockIdx.z > 0 || threadIdx.x >= WARP)
+    if (threadIdx.x >= WARP)
         return;
     const struct own_row row = {p.t, p.kv_head, position,
                                 kv_block(&a.rows, p.slot, position / BLOCK), true};
@@ -533,12 +556,22 @@ DEVICE void store_unread(struct own<L> &own, const struct attend_args &a, typena
     turn_own<L>(own, cache, fresh, a, row);
 }
 
+/* Blocks of a multiprocessor, for which there have to be registers: 16 warps hide what each waits
+ * for. Before sm_90 there is no shared memory for so many. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define WARPS_OF_128 12
+#else
+#define WARPS_OF_128 16
+#endif
+template <typename L>
+constexpr int RESIDENT = L::DIM > 128    ? 4
+                         : L::DIM == 128 ? WARPS_OF_128 / L::WARPS
+                                         : 16 / L::WARPS;
+
 /* Block (place, KV head, its first split). `few`: blocks of a row that is not long; cluster: blocks
  * of one, or 1. TURNS: q, k and v are as the product has left them. */
 template <typename L, bool TURNS>
-__global__ void
-__launch_bounds__(L::THREADS,
-                  L::DIM > 128 ? 4 : 16 / L::WARPS) /* 16 warps hide what each waits for */
+__global__ void __launch_bounds__(L::THREADS, RESIDENT<L>)
     attend_decode_kernel(struct attend_args a, typename L::E *cache, int32_t few, int32_t cluster)
 {
     typedef pack<uint32_t, 4> aligned;
@@ -560,6 +593,8 @@ __launch_bounds__(L::THREADS,
     const bool is_read = p.heads.first < p.heads.past;
     const bool works = p.slot >= 0 && is_read && find_splits(p, a, position, few, cluster);
     if (!works) {
+        if (blockIdx.z > 0) /* others wait: what it holds is wanted by the product behind */
+            return;
         launch_wait();
         if (p.slot < 0)
             write_zeros<L>(a, p);
@@ -576,7 +611,8 @@ __launch_bounds__(L::THREADS,
         merge_cluster<L>(*(struct shared_out<L> *)memory, k, a, p);
         return;
     }
-    if (p.step == 1 || !is_last(a.tickets + (int64_t)place * a.kv.heads + p.kv_head, p.step))
+    if (p.step == 1 ||
+        !is_last(k.done, a.tickets + (int64_t)place * a.kv.heads + p.kv_head, p.step))
         return;
     for (int32_t g = p.heads.first; g < p.heads.past; g += GROUP)
         merge<L>(*(struct merging(*)[GROUP])memory, a, p, g,
@@ -600,9 +636,10 @@ static void launch_places(struct cuda_backend *c, const struct attend_args &a, v
                           int32_t places)
 {
     constexpr size_t BYTES = L::BYTES + sizeof(struct known<L>);
-    constexpr size_t ALL = BYTES + sizeof(struct own<L>) + 16 + 1024 /* the system's own */;
-    static_assert(16 / L::WARPS * ((ALL + 127) / 128 * 128) <= 228 << 10 || L::DIM > 128,
-                  "16 warps have room on a multiprocessor of sm_90");
+    constexpr size_t ALL = (BYTES + sizeof(struct own<L>) + BLOCK_SHARED + 127) / 128 * 128;
+    static_assert(ALL <= ATTEND_SHARED || L::DIM > 128, "it runs beside the product before it");
+    static_assert(RESIDENT<L> * ALL <= HOPPER_SHARED || L::DIM > 128,
+                  "so many have room on a multiprocessor of sm_90");
     const unsigned longest = (unsigned)a.rows.table_cols * BLOCK;
     const unsigned splits = blocks_for(longest, 1u << SPLIT_KEYS_LOG2);
     const unsigned most = a.partial == nullptr ? 1 : splits < SPLITS ? splits : SPLITS;

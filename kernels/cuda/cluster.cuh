@@ -10,29 +10,39 @@
 
 #ifndef CLUSTER_EMULATED
 
-DEVICE void cluster_barrier()
+/* All threads of the cluster but those that have returned; each sees what the others have stored in
+ * shared memory. False: the thread is to return, as where there are no clusters, or an emulated
+ * one, whose block begins again, so what comes before has to bear being done twice. */
+DEVICE bool cluster_meet()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     __syncwarp(); /* aligned: by a warp at once */
     asm volatile("barrier.cluster.arrive.release.aligned;\n\t"
                  "barrier.cluster.wait.acquire.aligned;" ::
                      : "memory");
+    return true;
+#else
+    return false;
 #endif
 }
 
-/* All threads of the cluster but those that have returned; each sees what the others have stored in
- * shared memory. False: the thread is to return; only an emulated one, whose block begins again, so
- * what comes before has to bear being done twice. */
-DEVICE bool cluster_meet()
+/* By all threads, after the last look at another block's memory, when what was loaded is there. It
+ * orders nothing else: a fence would wait for everything that the block has stored. */
+DEVICE void cluster_have_read()
 {
-    cluster_barrier();
-    return true;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
 }
 
-/* The same, after the last look at another block's memory, which is gone when the block ends. */
+/* Waits until all have read: a block's memory is gone when it ends. */
 DEVICE void cluster_leave()
 {
-    cluster_barrier();
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    __syncwarp();
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+#endif
 }
 
 /* What the block of this number in the cluster has where this one has `mine`, aligned to 16 bytes;

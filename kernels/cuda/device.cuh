@@ -41,7 +41,11 @@ extern "C" {
     LAUNCH_CLUSTERS(c, 1, kernel, grid, block, shared, __VA_ARGS__)
 /* The same in clusters of so many blocks (cluster.cuh), of which grid.z is a multiple. */
 #define LAUNCH_CLUSTERS(c, size, kernel, grid, block, shared, ...)                                 \
-    cuda_note(c, #kernel, launch_ahead(c, size, kernel, grid, block, shared, __VA_ARGS__))
+    cuda_note(c, #kernel,                                                                          \
+              launch_ahead(c, size, (c)->recording, kernel, grid, block, shared, __VA_ARGS__))
+/* The same, recorded or not, of a kernel that touches no memory at all before it waits. */
+#define LAUNCH_BEHIND(c, kernel, grid, block, shared, ...)                                         \
+    cuda_note(c, #kernel, launch_ahead(c, 1, true, kernel, grid, block, shared, __VA_ARGS__))
 #define SHARED_DYNAMIC(type, name) extern __shared__ type name[]
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -64,11 +68,19 @@ DEVICE void launch_release()
 }
 #endif
 
-template <typename... P, typename... A>
-static cudaError_t launch_ahead(struct cuda_backend *c, unsigned cluster, void (*kernel)(P...),
-                                dim3 grid, dim3 block, size_t shared, const A &...arguments)
+/* Has the code launch_wait? All kernels are built for the same devices, so it is asked once. */
+static bool launch_waits(const void *kernel)
 {
     cudaFuncAttributes code;
+    return cudaFuncGetAttributes(&code, kernel) == cudaSuccess && code.ptxVersion >= 90;
+}
+
+template <typename... P, typename... A>
+static cudaError_t launch_ahead(struct cuda_backend *c, unsigned cluster, bool ahead,
+                                void (*kernel)(P...), dim3 grid, dim3 block, size_t shared,
+                                const A &...arguments)
+{
+    static const bool waits = launch_waits((const void *)kernel);
     cudaLaunchAttribute attrs[2] = {};
     cudaLaunchConfig_t how = {};
     how.gridDim = grid;
@@ -77,23 +89,24 @@ static cudaError_t launch_ahead(struct cuda_backend *c, unsigned cluster, void (
     how.stream = (cudaStream_t)c->stream;
     how.attrs = attrs;
     if (cluster > 1) {
-        attrs[0].id = cudaLaunchAttributeClusterDimension;
-        attrs[0].val.clusterDim = {1, 1, cluster};
-        how.numAttrs = 1;
+        attrs[how.numAttrs].id = cudaLaunchAttributeClusterDimension;
+        attrs[how.numAttrs++].val.clusterDim = {1, 1, cluster};
     }
-    if (c->recording) {
-        const cudaError_t e = cudaFuncGetAttributes(&code, kernel);
-        if (e != cudaSuccess)
-            return e;
+    if (ahead && waits) {
         attrs[how.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        attrs[how.numAttrs].val.programmaticStreamSerializationAllowed = 1;
-        how.numAttrs += code.ptxVersion >= 90; /* older code does not wait */
+        attrs[how.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
     }
     const cudaError_t e = cudaLaunchKernelEx(&how, kernel, arguments...);
     (void)cudaGetLastError(); /* told here; not to be found by the next launch */
     return e;
 }
 #endif
+
+/* Bytes of shared memory of a multiprocessor of sm_90, those that each block takes beside its own,
+ * and what products of few rows leave to the attention behind them. */
+#define HOPPER_SHARED (228 << 10)
+#define BLOCK_SHARED 1024
+#define ATTEND_SHARED 57984
 
 #define WARP 32
 #define ALL_LANES 0xffffffffu

@@ -6,11 +6,17 @@
 #include "kernels/cuda/act.cuh"
 #include "kernels/cuda/gemv.cuh"
 
-#define STAGES_MOST 11   /* of a ring whose blocks fit at once: of a multiprocessor's memory */
-#define HALF (112 << 10) /* each of two has so many bytes, on Hopper, */
-#define THIRD (68 << 10) /* or of three, which leaves some to kernels between two products */
-#define RESERVED 1024    /* of each block, not its own */
-#define RINGS_MAX 98304  /* bytes of a block: all devices have them, an H200 twice */
+#define STAGES_MOST 11  /* of a ring whose blocks fit at once */
+#define RINGS_MAX 98304 /* bytes of a block: all devices have them, an H200 twice */
+
+/* Bytes of a block where all fit at once, on Hopper: of three what leaves room for a block of
+ * attention, and of two what leaves room for one of the product behind, but for no third. */
+#ifndef THIRD
+#define THIRD ((HOPPER_SHARED - ATTEND_SHARED) / 3 - BLOCK_SHARED)
+#endif
+#ifndef HALF
+#define HALF (76 << 10)
+#endif
 
 /* With what a product of one weight is done in one go: a norm of x before it; and of outputs that
  * are [gates | ups], their activation. */
@@ -64,13 +70,13 @@ template <typename F, typename S> struct known {
 
 /* A sum of all warps, in their order. */
 template <typename F, typename S>
-DEVICE float total_of(const struct known<F, S> &k, const struct product &p, int32_t i, int32_t o)
+DEVICE float total_of(const struct known<F, S> &k, int32_t i, float scale)
 {
     const int32_t lane = (int32_t)threadIdx.x % WARP;
     float total = k.sum[0][i][lane];
     for (int32_t from = 1; from < WARPS; from++)
         total += k.sum[from][i][lane];
-    return F::SCALES == PER_ROW && o < p.out ? total * row_scale(p, o) : total;
+    return F::SCALES == PER_ROW ? total * scale : total;
 }
 
 /* What the norm multiplies row t with, beside its gain. */
@@ -83,19 +89,24 @@ DEVICE float norm_of(const struct known<F, S> &k, const struct product &p, int32
     return 1 / sqrtf(sum / (float)p.x_pitch + eps);
 }
 
-/* The lane's ith result, of row t and output o. */
+/* What a result is made of beside sums: the scales of its outputs, and what it is added to. */
+template <typename Which> struct beside {
+    float scale[PARTS<Which>], before;
+};
+
+/* The lane's ith result, of row t. */
 template <typename F, typename S, typename Which>
 DEVICE float result_of(const struct known<F, S> &k, const struct product &p, const Which &which,
-                       int32_t i, int32_t t, int32_t o)
+                       int32_t i, int32_t t, const struct beside<Which> &by)
 {
-    float y = total_of(k, p, i, o), norm = 1;
+    float y = total_of(k, i, by.scale[0]), norm = 1;
     if constexpr (IS_NORMED<Which>) {
         norm = norm_of(k, p, t, which.eps);
         y *= norm;
     }
     if constexpr (IS_GATED<Which>)
-        y = activate(which.act, y, total_of(k, p, i + S::COUNT / 2, p.out / 2 + o) * norm);
-    return y;
+        y = activate(which.act, y, total_of(k, i + S::COUNT / 2, by.scale[1]) * norm);
+    return y + by.before;
 }
 
 /* Where that is; -1: there is none. All lanes call. */
@@ -108,26 +119,31 @@ DEVICE int64_t place_of(const struct product &p, const Outputs &out, const Which
     return o < cols && t < p.rows ? blockIdx.y * p.leaf_pitch + row * cols + o : -1;
 }
 
-/* What the lane's first result is added to, asked for early. Past the multiprocessor's cache: it is
- * read once, and half a line of it would be old when the product behind reads all of y. */
-template <typename S, typename Outputs, typename Which, int GROUPS>
-DEVICE float addend_of(const struct product &p, const Outputs &out, const Which &which,
-                       const int32_t (&pair)[GROUPS])
+/* Rows without a ring need the registers. */
+template <typename X> constexpr bool LOOKS_EARLY = X::BYTES > 0;
+
+/* Of the lane's ith result. What y holds is read past the multiprocessor's cache: once, and half a
+ * line of it would be old when the product behind reads all of y. */
+template <typename F, typename S, typename Outputs, typename Which, int GROUPS>
+DEVICE void look_beside(struct beside<Which> &by, const struct product &p, const Outputs &out,
+                        const Which &which, const int32_t (&pair)[GROUPS], int32_t i)
 {
-    const int32_t warp = (int32_t)threadIdx.x / WARP;
+    const int64_t at = place_of<S>(p, out, which, pair, i);
+    const int32_t o = S::output(out, i);
+#pragma unroll
+    for (int part = 0; F::SCALES == PER_ROW && part < PARTS<Which>; part++)
+        by.scale[part] = at < 0 ? 0 : row_scale(p, o + part * (p.out / 2));
+    by.before = -0.0f; /* which no sum is changed by */
     if constexpr (std::is_base_of<alone, Which>::value)
-        if (which.adds && warp < S::COUNT / PARTS<Which>) {
-            const int64_t at = place_of<S>(p, out, which, pair, warp);
-            return at < 0 ? 0 : mma_load_fresh(p.y + at);
-        }
-    return 0;
+        if (which.adds && at >= 0)
+            by.before = mma_load_fresh(p.y + at);
 }
 
 /* The results to y. k: no longer used for anything else. */
 template <typename F, typename S, typename X, typename Outputs, typename Which, int GROUPS>
 DEVICE void write_out(struct known<F, S> &k, const struct product &p, const S &sums, const X &x,
                       const Outputs &out, const Which &which, const int32_t (&pair)[GROUPS],
-                      float before)
+                      struct beside<Which> &by)
 {
     const int32_t warp = (int32_t)threadIdx.x / WARP, lane = (int32_t)threadIdx.x % WARP;
     __syncthreads(); /* nobody needs the ring any more */
@@ -139,12 +155,10 @@ DEVICE void write_out(struct known<F, S> &k, const struct product &p, const S &s
     __syncthreads();
     for (int32_t i = warp; i < S::COUNT / PARTS<Which>; i += WARPS) {
         const int64_t at = place_of<S>(p, out, which, pair, i);
-        if (at < 0)
-            continue;
-        float y = result_of(k, p, which, i, S::row(i), S::output(out, i));
-        if constexpr (std::is_base_of<alone, Which>::value)
-            y = which.adds ? (i == warp ? before : mma_load_fresh(p.y + at)) + y : y;
-        p.y[at] = y;
+        if (!LOOKS_EARLY<X> || i != warp)
+            look_beside<F, S>(by, p, out, which, pair, i);
+        if (at >= 0)
+            p.y[at] = result_of(k, p, which, i, S::row(i), by);
     }
 }
 
@@ -212,7 +226,9 @@ __global__ void __launch_bounds__(WARPS *WARP, RESIDENT<F, GROUPS, rows_of<Which
         x.copy(l.end, mine - part * F::K + s * W::ROUND, s);
         mma_copy_group();
     }
-    const float before = addend_of<S>(p, out, which, pair);
+    struct beside<Which> by; /* of the lane's first result, early: it takes as long as a step */
+    if (LOOKS_EARLY<X> && warp < S::COUNT / PARTS<Which>)
+        look_beside<F, S>(by, p, out, which, pair, warp);
     int32_t stage = 0, empty = STAGES - 1;
     for (; mine - part * F::K < l.end; mine += W::ROUND) {
         const int32_t ahead = mine + (STAGES - 1) * W::ROUND;
@@ -231,7 +247,7 @@ __global__ void __launch_bounds__(WARPS *WARP, RESIDENT<F, GROUPS, rows_of<Which
         stage = stage + 1 < STAGES ? stage + 1 : 0;
     }
     mma_copy_wait<0>();
-    write_out(*(struct known<F, S> *)memory, p, sums, x, out, which, pair, before);
+    write_out(*(struct known<F, S> *)memory, p, sums, x, out, which, pair, by);
 }
 
 /* ---- launches ---- */
@@ -272,15 +288,26 @@ static bool launch_deep(struct cuda_backend *c, const struct product &p, const W
     constexpr int STAGES = stages_in<F, OUTPUTS, ROWS, IS_NORMED<Which>>(SHARE);
     const dim3 grid = grid_of<OUTPUTS, Which>(p, 1);
     /* of those whose scales change anywhere, registers are too few for so many blocks */
-    if constexpr (STAGES > STAGES_USUAL && F::AT_ONCE > GROUP &&
+    if constexpr (STAGES >= STAGES_USUAL && F::AT_ONCE > GROUP &&
                   std::is_base_of<alone, Which>::value)
         if (grid.x * grid.y <= (unsigned)(EACH * c->processors) &&
-            EACH * (SHARE + RESERVED) <= c->shared) {
+            EACH * (SHARE + BLOCK_SHARED) <= c->shared) {
             typedef x_ring<F, ROWS, STAGES, IS_NORMED<Which>> X;
             launch_x<F, 1, OUTPUTS, true, X>(c, p, which, 1, SHARE);
             return true;
         }
     return false;
+}
+
+/* Of a ring whose blocks take each other's place; one less where so many more of them fit at once
+ * as there are registers for. */
+template <typename F, int OUTPUTS, int ROWS, typename Which> constexpr int stages_of()
+{
+    constexpr size_t stage = RING<OUTPUTS, 1> + x_ring<F, ROWS, 1, IS_NORMED<Which>>::BYTES;
+    constexpr size_t blocks = RESIDENT<F, 1, rows_of<Which>, true>;
+    constexpr bool all = blocks * (STAGES_USUAL * stage + BLOCK_SHARED) <= HOPPER_SHARED;
+    constexpr bool less = blocks * ((STAGES_USUAL - 1) * stage + BLOCK_SHARED) <= HOPPER_SHARED;
+    return ROWS == 1 && !all && less ? STAGES_USUAL - 1 : STAGES_USUAL;
 }
 
 template <typename F, int OUTPUTS, int ROWS, typename Which>
@@ -293,7 +320,7 @@ static void launch_ring(struct cuda_backend *c, const struct product &p, const W
     if (launch_deep<F, OUTPUTS, ROWS, 2, HALF>(c, p, which) ||
         launch_deep<F, OUTPUTS, ROWS, 3, THIRD>(c, p, which))
         return;
-    typedef x_ring<F, ROWS, STAGES_USUAL, NORMED> ring;
+    typedef x_ring<F, ROWS, stages_of<F, OUTPUTS, ROWS, Which>(), NORMED> ring;
     typedef std::conditional_t<fits, ring, x_rows<F, 1, true>> X;
     launch_x<F, 1, OUTPUTS, true, X>(c, p, which, blocks, 0);
 }

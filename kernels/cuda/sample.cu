@@ -128,6 +128,7 @@ DEVICE uint64_t best_of_part(const float *x, const struct here *h, float *low)
 
 __global__ void __launch_bounds__(THREADS) look_kernel(struct parted_rows a)
 {
+    launch_release();
     const struct here h = here_of(&a);
     const int32_t part = (int32_t)blockIdx.x;
     launch_wait();
@@ -264,6 +265,7 @@ DEVICE void add_step(uint64_t *to, uint64_t mass)
 
 __global__ void __launch_bounds__(THREADS, 3) sketch_kernel(struct parted_rows a)
 {
+    launch_release();
     __shared__ short_histogram bins;
     const struct here h = here_of(&a);
     launch_wait();
@@ -346,6 +348,7 @@ DEVICE struct winner gather_part(const struct seen *s, const struct here *h, int
 
 __global__ void __launch_bounds__(THREADS, 3) gather_kernel(struct parted_rows a)
 {
+    launch_release();
     const struct here h = here_of(&a);
     struct end end = {STEPS, false, 0}; /* all are above */
     launch_wait();
@@ -441,6 +444,7 @@ DEVICE int32_t settle_row(const struct parted_rows *a, const struct here *h)
 
 __global__ void __launch_bounds__(THREADS, 1) settle_kernel(int32_t *ids, struct parted_rows a)
 {
+    launch_release();
     const struct here h = here_of(&a);
     const struct sample_rows *rows = &a.rows.rows;
     launch_wait();
@@ -478,10 +482,10 @@ void sample_run(struct backend *b, int32_t *ids, struct cview logits,
         a.part_cols = (int32_t)blocks_for((size_t)cols, (unsigned)parts_of(n, cols));
         a.parts = (int32_t)blocks_for((size_t)cols, (unsigned)a.part_cols);
         const dim3 grid((unsigned)a.parts, (unsigned)n), last(1, (unsigned)n);
-        LAUNCH_AHEAD(c, look_kernel, grid, THREADS, 0, a);
-        LAUNCH_AHEAD(c, sketch_kernel, grid, THREADS, 0, a);
-        LAUNCH_AHEAD(c, gather_kernel, grid, THREADS, 0, a);
-        LAUNCH_AHEAD(c, settle_kernel, last, THREADS, 0, ids, a);
+        LAUNCH_BEHIND(c, look_kernel, grid, THREADS, 0, a);
+        LAUNCH_BEHIND(c, sketch_kernel, grid, THREADS, 0, a);
+        LAUNCH_BEHIND(c, gather_kernel, grid, THREADS, 0, a);
+        LAUNCH_BEHIND(c, settle_kernel, last, THREADS, 0, ids, a);
     }
 }
 

@@ -64,6 +64,7 @@ std::function<void()> emulate_bind(void (*kernel)(P...), A... arguments)
 
 #define LAUNCH(c, kernel, grid, block, shared, ...)                                                \
     LAUNCH_CLUSTERS(c, 1, kernel, grid, block, shared, __VA_ARGS__)
+#define LAUNCH_BEHIND LAUNCH
 #define LAUNCH_CLUSTERS(c, size, kernel, grid, block, shared, ...)                                 \
     do {                                                                                           \
         const std::function<void()> body_ = emulate_bind(kernel, __VA_ARGS__);                     \
@@ -205,6 +206,7 @@ static inline void launch_release()
 
 /* For all threads of a block. False: others of the cluster have yet to come here, or to end. */
 bool emulate_meet();
+void emulate_have_read();
 void emulate_leave();
 /* Where that block of the cluster has what this one has at `mine`, `bytes` of it. */
 const void *emulate_of_block(const void *mine, size_t bytes, unsigned block);
@@ -212,6 +214,11 @@ const void *emulate_of_block(const void *mine, size_t bytes, unsigned block);
 static inline bool cluster_meet()
 {
     return emulate_meet();
+}
+
+static inline void cluster_have_read()
+{
+    emulate_have_read();
 }
 
 static inline void cluster_leave()

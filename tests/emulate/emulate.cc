@@ -262,7 +262,7 @@ SWITCHES void run_block()
 /* A block of a launch in clusters. */
 struct member {
     void *memory;
-    bool met, left, ended;
+    bool met, has_read, left, ended;
 };
 static struct {
     unsigned size;   /* blocks of one; 1: there are none */
@@ -291,9 +291,17 @@ bool emulate_meet()
     return true;
 }
 
+void emulate_have_read()
+{
+    emulate_block(0);
+    member_at(blockIdx.z).has_read = true;
+}
+
 void emulate_leave()
 {
     emulate_block(0);
+    if (!member_at(blockIdx.z).has_read)
+        emulate_fail("a block leaves its cluster without a word that it has read");
     member_at(blockIdx.z).left = true;
 }
 
@@ -305,7 +313,7 @@ const void *emulate_of_block(const void *mine, size_t bytes, unsigned block)
         emulate_fail("a load from beyond the cluster's shared memory");
     if (at % bytes != 0)
         emulate_fail("a load from another block that is not aligned");
-    if (!m.met || !member_at(blockIdx.z).met || member_at(blockIdx.z).left)
+    if (!m.met || !member_at(blockIdx.z).met || member_at(blockIdx.z).has_read)
         emulate_fail("a load from a block before they meet, or after it may have left");
     return (const char *)m.memory + at;
 }
@@ -323,7 +331,7 @@ static void end_in_cluster(member &m)
     if (m.ended && m.met && !m.left)
         emulate_fail("a block has ended that others may still read");
     emulate_meetings += m.ended && m.met;
-    m.left = false;
+    m.has_read = m.left = false;
 }
 
 /* False: it waits for another, and has to begin again. */
