@@ -13,31 +13,24 @@
 #include <stdio.h>
 #include <string.h>
 
-static size_t read_number(const char *path, const char *key)
+enum status footprint_available(const char *meminfo, size_t *out, struct err *err)
 {
     char line[128];
-    unsigned long long v = 0;
-    FILE *f = fopen(path, "re");
-    if (!f)
-        return 0;
-    while (fgets(line, sizeof line, f)) {
-        if (*key && strncmp(line, key, strlen(key)) != 0)
-            continue;
-        if (sscanf(line + strlen(key), " %llu", &v) == 1)
-            break;
-    }
-    fclose(f);
-    return (size_t)v;
-}
-
-size_t footprint_available(void)
-{
-    size_t free_now = read_number("/proc/meminfo", "MemAvailable:") * 1024;
-    size_t limit = read_number("/sys/fs/cgroup/memory.max", "");
-    size_t used = read_number("/sys/fs/cgroup/memory.current", "");
-    if (limit > used && limit - used < free_now)
-        return limit - used;
-    return free_now;
+    unsigned long long kilobytes = 0;
+    bool found = false;
+    FILE *f = fopen(meminfo, "re");
+    while (f && !found && fgets(line, sizeof line, f))
+        found = sscanf(line, "MemAvailable: %llu", &kilobytes) == 1;
+    if (f)
+        fclose(f);
+    if (!found)
+        return base_fail(err, ERR_DEVICE,
+                         "how much memory is free cannot be read: %s %s; is /proc mounted?",
+                         meminfo, f ? "has no line MemAvailable" : "cannot be opened");
+    const size_t here = (size_t)kilobytes * 1024;
+    const size_t room = quota_memory(QUOTA_GROUPS, QUOTA_SELF);
+    *out = room < here ? room : here;
+    return OK;
 }
 
 static int32_t min32(int64_t a, int64_t b)
@@ -99,7 +92,9 @@ static enum status find_memory(struct footprint *f, const struct options *o,
                          share > 1 ? "ranks-per-device" : "enforce-eager", ops->name);
     f->on_device = bytes > 0;
     bytes -= bytes / 16 < DEVICE_RESERVE ? bytes / 16 : DEVICE_RESERVE;
-    f->available = f->on_device ? bytes / (size_t)share * (size_t)o->tp : footprint_available();
+    if (!f->on_device)
+        return footprint_available(FOOTPRINT_MEMINFO, &f->available, err);
+    f->available = bytes / (size_t)share * (size_t)o->tp;
     return OK;
 }
 
@@ -243,14 +238,13 @@ enum status footprint_plan(const struct options *o, const struct model_config *m
         find_rest(&f, o, m, flow, r);
     if (st == OK && f.total > f.available) {
         char need[32], have[32];
-        st = base_fail(
-            err, ERR_LIMIT,
-            "E20 does not fit: %d rank%s %s (%zu bytes), %s (%zu bytes) of memory are free; "
-            "--kv-cache-memory makes the cache smaller%s",
-            f.ranks, f.ranks == 1 ? " needs" : "s need",
-            base_human_bytes(need, sizeof need, f.total), f.total,
-            base_human_bytes(have, sizeof have, f.available), f.available,
-            m->quant.kind == QUANT_NONE ? ", --quantization the weights" : "");
+        st = base_fail(err, ERR_LIMIT,
+                       "does not fit: %d rank%s %s (%zu bytes), %s (%zu bytes) of memory are free; "
+                       "--kv-cache-memory makes the cache smaller%s",
+                       f.ranks, f.ranks == 1 ? " needs" : "s need",
+                       base_human_bytes(need, sizeof need, f.total), f.total,
+                       base_human_bytes(have, sizeof have, f.available), f.available,
+                       m->quant.kind == QUANT_NONE ? ", --quantization the weights" : "");
     }
 out:
     *out = f;

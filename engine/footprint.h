@@ -42,8 +42,10 @@ size_t footprint_shared_bytes(const struct footprint *f);
 /* KV spec of one rank. */
 struct kv_spec footprint_kv(const struct footprint *f, const struct model_config *m,
                             const struct flow *flow, int32_t rank);
-/* Free memory by the kernel's account, within the cgroup's limit. */
-size_t footprint_available(void);
+/* Free memory by the kernel's account, within the limits of the control groups (quota.h).
+ * ERR_DEVICE: it has none to be read. */
+#define FOOTPRINT_MEMINFO "/proc/meminfo"
+enum status footprint_available(const char *meminfo, size_t *out, struct err *err) MUST_USE;
 
 /* Sample places of a step: one for each sequence, and at least those of one that checks all the
  * guesses it may make. */

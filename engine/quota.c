@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+typedef void quota_visit(void *ctx, const char *folder);
+
 /* The first two words of a file; how many there are. */
 static int read_words(const char *path, char first[32], char second[32])
 {
@@ -39,39 +41,38 @@ static double limit_of(const char *folder)
     return read_words(path, period, none) < 1 ? 0 : share_of(quota, period);
 }
 
-/* The least of a group's limits and those above it, up to `root`. */
-static double least_of(const char *root, const char *group)
+/* Shows a group and those above it, up to `root`. */
+static void walk_up(const char *root, const char *group, quota_visit *visit, void *ctx)
 {
     char folder[PATH_MAX];
-    double least = 0;
     const size_t top = strlen(root);
     if (snprintf(folder, sizeof folder, "%s%s", root, group) >= (int)sizeof folder)
-        return 0;
+        return;
     for (char *slash = folder + strlen(folder); slash; slash = strrchr(folder, '/')) {
         *slash = '\0';
         if (strlen(folder) < top)
             break;
-        const double limit = limit_of(folder);
-        least = limit > 0 && (least == 0 || limit < least) ? limit : least;
+        visit(ctx, folder);
     }
-    return least;
 }
 
-/* Is "cpu" among names with commas between? */
-static bool has_cpu(const char *names)
+/* Is it among names with commas between? */
+static bool has_name(const char *names, const char *wanted)
 {
+    const size_t n = strlen(wanted);
     for (const char *at = names; at; at = strchr(at, ',')) {
         at += *at == ',';
-        if (strncmp(at, "cpu", 3) == 0 && (at[3] == ',' || at[3] == '\0'))
+        if (strncmp(at, wanted, n) == 0 && (at[n] == ',' || at[n] == '\0'))
             return true;
     }
     return false;
 }
 
-double quota_processors(const char *groups, const char *self)
+/* Shows the groups of a controller that `self` names, and all above them. */
+static void walk(const char *groups, const char *self, const char *controller, quota_visit *visit,
+                 void *ctx)
 {
     char line[PATH_MAX], root[PATH_MAX];
-    double least = 0;
     FILE *f = fopen(self, "re");
     while (f && fgets(line, sizeof line, f)) { /* number:controllers:group */
         line[strcspn(line, "\n")] = '\0';
@@ -80,15 +81,76 @@ double quota_processors(const char *groups, const char *self)
             continue;
         *group++ = '\0';
         names++;
-        if (*names && !has_cpu(names))
+        if (*names && !has_name(names, controller))
             continue;
         snprintf(root, sizeof root, "%s%s%s", groups, *names ? "/" : "", names);
-        const double limit = least_of(root, group);
-        least = limit > 0 && (least == 0 || limit < least) ? limit : least;
+        walk_up(root, group, visit, ctx);
     }
     if (f)
         fclose(f);
+}
+
+static void see_processors(void *ctx, const char *folder)
+{
+    double *least = ctx;
+    const double limit = limit_of(folder);
+    if (limit > 0 && (*least == 0 || limit < *least))
+        *least = limit;
+}
+
+double quota_processors(const char *groups, const char *self)
+{
+    double least = 0;
+    walk(groups, self, "cpu", see_processors, &least);
     return least;
+}
+
+/* Bytes that a file of a group says: after a word, or, when that is NULL, alone. False when it is
+ * not there or says something else ("max": no limit). */
+static bool read_bytes(const char *folder, const char *name, const char *word, uint64_t *out)
+{
+    char path[PATH_MAX + 32], line[128];
+    bool found = false;
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *f = fopen(path, "re");
+    while (f && !found && fgets(line, sizeof line, f)) {
+        const size_t n = word ? strlen(word) : 0;
+        if (word && (strncmp(line, word, n) != 0 || line[n] != ' '))
+            continue;
+        const char *number = line + n + (word ? 1 : 0);
+        found = *number >= '0' && *number <= '9';
+        if (found)
+            *out = strtoull(number, NULL, 10);
+    }
+    if (f)
+        fclose(f);
+    return found;
+}
+
+/* What a group has room for. Pages of files that nobody has used for a while count as used there,
+ * but make room as soon as it is asked for; a model that has just been copied is such pages. */
+static void see_memory(void *ctx, const char *folder)
+{
+    uint64_t *least = ctx, limit = 0, used = 0, files = 0;
+    if (read_bytes(folder, "memory.max", NULL, &limit)) {
+        (void)read_bytes(folder, "memory.current", NULL, &used);
+        (void)read_bytes(folder, "memory.stat", "inactive_file", &files);
+    } else if (read_bytes(folder, "memory.limit_in_bytes", NULL, &limit)) {
+        (void)read_bytes(folder, "memory.usage_in_bytes", NULL, &used);
+        (void)read_bytes(folder, "memory.stat", "total_inactive_file", &files);
+    } else {
+        return;
+    }
+    used -= files < used ? files : used;
+    const uint64_t room = limit > used ? limit - used : 0;
+    *least = room < *least ? room : *least;
+}
+
+size_t quota_memory(const char *groups, const char *self)
+{
+    uint64_t least = SIZE_MAX;
+    walk(groups, self, "memory", see_memory, &least);
+    return (size_t)least;
 }
 
 int32_t quota_cores(int32_t cores)

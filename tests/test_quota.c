@@ -1,4 +1,5 @@
-/* What control groups leave of the processors' time, in trees of files as the kernel has them. */
+/* What control groups leave of the processors' time and of memory, in trees of files as the kernel
+ * has them. */
 #include "engine/quota.h"
 #include "tests/scratch.h"
 
@@ -88,12 +89,78 @@ static void test_nothing_is_said(void **state)
     assert_true(quota_cores(64) >= 1 && quota_cores(64) <= 64);
 }
 
+static void expect_room(const char *tree, const char *self, size_t wanted)
+{
+    char groups[PATH_MAX];
+    put("self", self);
+    snprintf(groups, sizeof groups, "%s/%s", scratch_dir, tree);
+    const size_t got = quota_memory(groups, scratch_path("self"));
+    if (got != wanted)
+        fail_msg("%s: %s: expected room for %zu bytes, found %zu", tree, self, wanted, got);
+}
+
+static void test_memory_of_version_2(void **state)
+{
+    (void)state;
+    put("mem/memory.max", "max\n");
+    put("mem/a.slice/memory.max", "8000000000\n");
+    put("mem/a.slice/memory.current", "5000000000\n");
+    put("mem/a.slice/b.service/memory.max",
+        "4000000000\n"); /* most of it files, last used long ago */
+    put("mem/a.slice/b.service/memory.current", "3900000000\n");
+    put("mem/a.slice/b.service/memory.stat",
+        "anon 400000000\nfile 3500000000\nactive_file 100000000\ninactive_file 3400000000\n");
+    put("mem/a.slice/c.service/memory.max", "max\n");
+    put("mem/a.slice/c.service/memory.current", "3900000000\n");
+    put("mem/full/memory.max", "1000\n"); /* more than it may, as where the limit was lowered */
+    put("mem/full/memory.current", "1500\n");
+    put("mem/full/memory.stat", "inactive_file 100\n");
+    put("mem/files/memory.max", "1000\n"); /* the two numbers are of different moments */
+    put("mem/files/memory.current", "1000\n");
+    put("mem/files/memory.stat", "inactive_file 1200\n");
+    put("mem/none/memory.max", "0\n");
+    put("mem/silent/memory.max", "700\n"); /* what is used is not to be read */
+    put("mem/damaged/memory.max", "-3\n");
+    put("inside/memory.max", "5000\n"); /* of a container, whose view begins at its own group */
+    put("inside/memory.current", "2000\n");
+    expect_room("mem", "0::/\n", SIZE_MAX);
+    expect_room("mem", "0::/a.slice\n", 3000000000);
+    expect_room("mem", "0::/a.slice/b.service\n", 3000000000); /* from above: less than 3.5e9 */
+    expect_room("mem", "0::/a.slice/c.service\n", 3000000000);
+    put("mem/a.slice/memory.current", "1000000000\n");
+    expect_room("mem", "0::/a.slice/b.service\n", 3500000000);
+    expect_room("mem", "0::/a.slice/gone\n", 7000000000);
+    expect_room("mem", "0::/full\n", 0);
+    expect_room("mem", "0::/files\n", 1000);
+    expect_room("mem", "0::/none\n", 0);
+    expect_room("mem", "0::/silent\n", 700);
+    expect_room("mem", "0::/damaged\n", SIZE_MAX);
+    expect_room("inside", "0::/../elsewhere\n", 3000);
+}
+
+static void test_memory_of_version_1(void **state)
+{
+    (void)state;
+    put("mem1/memory/memory.limit_in_bytes", "9223372036854771712\n"); /* no limit */
+    put("mem1/memory/memory.usage_in_bytes", "60000\n");
+    put("mem1/memory/docker/a/memory.limit_in_bytes", "50000\n");
+    put("mem1/memory/docker/a/memory.usage_in_bytes", "45000\n");
+    put("mem1/memory/docker/a/memory.stat",
+        "inactive_file 1\nhierarchical_memory_limit 50000\ntotal_inactive_file 30000\n");
+    put("mem1/cpu/docker/a/memory.max", "7\n"); /* of another controller */
+    expect_room("mem1", "4:memory:/docker/a\n3:cpu,cpuacct:/docker/a\n0::/\n", 35000);
+    expect_room("mem1", "4:memory:/docker/0123abc\n", (size_t)9223372036854771712u - 60000);
+    expect_room("mem1", "3:cpu:/docker/a\n", SIZE_MAX);
+    expect_room("mem1", "", SIZE_MAX);
+    assert_true(quota_memory("/nowhere", "/nowhere/either") == SIZE_MAX);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_version_2),
-        cmocka_unit_test(test_version_1),
-        cmocka_unit_test(test_nothing_is_said),
+        cmocka_unit_test(test_version_2),           cmocka_unit_test(test_version_1),
+        cmocka_unit_test(test_nothing_is_said),     cmocka_unit_test(test_memory_of_version_2),
+        cmocka_unit_test(test_memory_of_version_1),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);
 }

@@ -170,7 +170,8 @@ TESTED_BY = {
     "engine/cores.c": "tests/test_cores.c",
     "engine/costs.c": "tests/test_costs.c tests/test_engine.c",
     "engine/engine.c": "tests/test_engine.c tests/blackbox/test_faults.py",
-    "engine/footprint.c": "tests/blackbox/test_files.py tests/test_device.c",
+    "engine/footprint.c": "tests/blackbox/test_files.py tests/blackbox/test_doctor.py "
+                          "tests/test_device.c",
     "engine/group.c": "tests/blackbox/test_faults.py",
     "engine/kv.c": "tests/test_kv.c",
     "engine/kv_groups.c": "tests/test_kv_groups.c",

@@ -82,7 +82,13 @@ static void check_cores(const struct options *o, struct findings *f)
 static void check_memory(struct findings *f)
 {
     char have[32], all[32];
-    const size_t available = footprint_available();
+    struct err err = {""};
+    size_t available = 0;
+    if (footprint_available(FOOTPRINT_MEMINFO, &available, &err) != OK) {
+        findings_add(f, FINDING_FAIL, "memory", "mount /proc: nothing is planned without it", "%s",
+                     err.text);
+        return;
+    }
     const uint64_t total = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
     findings_add(f, available < LITTLE_MEMORY ? FINDING_WARN : FINDING_OK, "memory",
                  "hardly a model fits: stop what else runs, or raise the container's limit",

@@ -4,6 +4,7 @@ that can be made here is found, named and ends with exit code 1."""
 import json
 import os
 import pathlib
+import re
 import resource
 import shutil
 import subprocess
@@ -153,25 +154,44 @@ def test_module_of_another_build(tmp_path):
 # ---- a container's limits ------------------------------------------------------------------------
 
 
+def make_group(places, below=""):
+    """A new control group (and one below it) in the first of these places that lets it have these
+    limits; the group whose processes are limited."""
+    for root, said in places:
+        group = pathlib.Path(root) / f"tessera-test-{os.getpid()}"
+        try:
+            (group / below).mkdir(parents=True)
+            for name, text in said.items():
+                (group / name).write_text(text)
+            return group
+        except OSError:
+            remove_group(group, below)
+    pytest.skip("no control group with such a limit can be made here")
+
+
+def remove_group(group, below=""):
+    for folder in (group / below, group):
+        if folder.is_dir():
+            folder.rmdir()
+
+
 @pytest.fixture
 def half_group():
     """A control group whose processes have the time of half a processor together."""
-    for root, said in ((pathlib.Path("/sys/fs/cgroup/cpu"), {"cpu.cfs_period_us": "100000",
-                                                             "cpu.cfs_quota_us": "50000"}),
-                       (pathlib.Path("/sys/fs/cgroup"), {"cpu.max": "50000 100000"})):
-        group = root / f"tessera-test-{os.getpid()}"
-        try:
-            group.mkdir()
-            for name, text in said.items():
-                (group / name).write_text(text)
-            break
-        except OSError:
-            if group.is_dir():
-                group.rmdir()
-    else:
-        pytest.skip("no control group with a limit of time can be made here")
+    group = make_group((("/sys/fs/cgroup/cpu", {"cpu.cfs_period_us": "100000",
+                                                "cpu.cfs_quota_us": "50000"}),
+                        ("/sys/fs/cgroup", {"cpu.max": "50000 100000"})))
     yield group
-    group.rmdir()
+    remove_group(group)
+
+
+@pytest.fixture
+def narrow_group():
+    """A group in one whose processes have 200 MiB together."""
+    group = make_group((("/sys/fs/cgroup/memory", {"memory.limit_in_bytes": "200M"}),
+                        ("/sys/fs/cgroup", {"memory.max": "200M"})), "inner")
+    yield group / "inner"
+    remove_group(group, "inner")
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="a limit of one core is none")
@@ -185,3 +205,31 @@ def test_limit_of_time(half_group):
     assert "1 rank of 1 thread" in cores["text"] and cores["level"] == "ok" and code == 0
     _, found = examine(MODEL, "-tp", 2, group=half_group)
     assert found["cores"][0]["level"] == "warn"
+
+
+def test_limit_of_memory(narrow_group):
+    """Of a group above counts, too; the machine's own memory does not then."""
+    _, found = examine(MODEL)
+    assert found["memory"][0]["level"] == "ok"
+    code, found = examine(MODEL, group=narrow_group)
+    (memory,) = found["memory"]
+    assert re.match(r"1\d\d(\.\d)? MiB free of ", memory["text"]), memory
+    assert memory["level"] == "warn" and code == 0
+    code, found = examine(MODEL, "--kv-cache-memory", "300M", group=narrow_group)
+    assert code == 1 and "does not fit" in found["model"][0]["text"]
+
+
+def test_memory_that_cannot_be_read():
+    """Is told as that, and not as none."""
+    seal = ["unshare", "-m", "sh", "-c", 'mount --bind /dev/null /proc/meminfo && exec "$@"', "sh"]
+    if not shutil.which("unshare") or \
+            subprocess.run([*seal, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("no file can be hidden here")
+    done = subprocess.run([*seal, str(BINARY), "plan", str(MODEL)], capture_output=True, text=True,
+                          env=environment(), timeout=60 * PATIENCE, check=False)
+    assert done.returncode == 4
+    assert "how much memory is free cannot be read: /proc/meminfo" in done.stderr
+    done = subprocess.run([*seal, str(BINARY), "doctor", str(MODEL)], capture_output=True,
+                          text=True, env=environment(), timeout=60 * PATIENCE, check=False)
+    assert done.returncode == 1
+    assert "fail" in next(line for line in done.stdout.splitlines() if "cannot be read" in line)
