@@ -28,31 +28,45 @@ static uint64_t random_word(void)
     return x;
 }
 
+/* What has not ended by itself ends so. Under j->lock. */
+static void count_ends(const struct job *j, enum metrics_end how)
+{
+    for (int32_t i = 0; i < j->choice_count; i++)
+        if (!j->choices[i].ended)
+            metrics_count_end(j->service->metrics, how);
+}
+
 /* The engine works for nobody any more. Under j->lock. */
-static void cancel_choices(struct job *j, enum metrics_end how)
+static void cancel_choices(struct job *j)
 {
     struct engine *engine = service_engine(j->service);
     for (int32_t i = 0; i < j->choice_count; i++) {
         struct choice *c = &j->choices[i];
         if (c->submitted && !c->ended)
             engine_cancel(engine, c->engine_id);
-        if (!c->ended)
-            metrics_count_end(j->service->metrics, how);
         c->ended = true;
     }
 }
 
 enum exchange { EXCHANGE_RUNS, EXCHANGE_SENT, EXCHANGE_LEFT, EXCHANGE_SETTLED };
 
+/* Nobody waits for it any more. Under j->lock. */
+static void abandon(struct job *j)
+{
+    count_ends(j, METRICS_ABORT);
+    cancel_choices(j);
+    j->status = JOB_CLIENT_LEFT;
+    j->over = true;
+}
+
 /* The answer has been sent, or the client has gone. Under j->lock. */
 static void end_exchange(struct job *j, bool sent)
 {
-    if (!sent && !j->over) {
-        cancel_choices(j, METRICS_ABORT);
-        j->status = JOB_CLIENT_LEFT;
-    }
+    if (!sent && !j->over)
+        abandon(j);
     j->over = true;
-    request_log(j);
+    if (j->status != JOB_REFUSED) /* as one that was refused unread: a line each would be a flood */
+        request_log(j);
 }
 
 static bool has_note(struct job *j)
@@ -241,9 +255,7 @@ static void push(struct job *j, struct buf *frames, bool by_right)
     j->pinged_ns = base_now_ns();
     if (http_stream_push_buf(j->http, frames, by_right))
         return;
-    cancel_choices(j, METRICS_ABORT);
-    j->status = JOB_CLIENT_LEFT;
-    j->over = true;
+    abandon(j);
 }
 
 static struct completion_usage count_usage(const struct job *j)
@@ -528,7 +540,9 @@ void job_fail(struct job *j, const struct api_error *e)
 {
     if (j->over)
         return;
-    cancel_choices(j, METRICS_ERROR);
+    if (e->http_status != JOB_REFUSED) /* which is counted as an answer (metrics_count_answer) */
+        count_ends(j, METRICS_ERROR);
+    cancel_choices(j);
     j->over = true;
     j->status = j->streaming ? 200 : e->http_status;
     if (j->streaming)

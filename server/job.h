@@ -46,6 +46,7 @@ struct choice {
 };
 
 #define JOB_ID_BYTES 8      /* of JSON for a token's id, about */
+#define JOB_REFUSED 429     /* by a full queue; it has not failed */
 #define JOB_CLIENT_LEFT 499 /* as nginx has it: before the answer was complete */
 
 struct job;

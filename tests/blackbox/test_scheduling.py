@@ -104,3 +104,25 @@ def test_queue_is_bounded_by_tokens(serve):
         assert refused.status == 429 and int(refused.headers["retry-after"]) > 0
         assert "60 prompt tokens are waiting" in refused.error["message"]
         assert running.result().status == waiting.result().status == 200
+
+
+def test_refused_by_the_engine_is_no_failure(serve):
+    """Many at once are all let in and read before the first of them waits, so that it is the engine
+    that has no room for the rest: they are counted as what they were answered, and nowhere else."""
+    server = serve(checkpoint.DEMO, "--max-num-seqs", 1, "--max-num-queued-tokens", 600)
+    body = {"prompt": PROMPT * 4, "max_tokens": 2, "ignore_eos": True}
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        with server.halted():
+            asked = [pool.submit(server.post, "/v1/completions", body) for _ in range(8)]
+            eventually(lambda: sum(reply.done() for reply in asked) >= 5, what="refusals")
+        replies = [reply.result() for reply in asked]
+    refused = [reply for reply in replies if reply.status == 429]
+    served = 8 - len(refused)
+    assert {reply.status for reply in replies} == {200, 429}
+    assert any(f"with {len(PROMPT) * 4} more" in reply.error["message"] for reply in refused)
+    metrics = server.metrics()
+    assert metrics.sum("tessera:http_responses_total", code=429) == len(refused)
+    assert metrics.sum("vllm:request_success_total", finished_reason="error") == 0
+    assert metrics.sum("vllm:request_success_total", finished_reason="length") == served
+    eventually(lambda: server.log.count("status=200") == served, what="a line of each answer")
+    assert "status=429" not in server.log
