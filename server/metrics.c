@@ -5,10 +5,15 @@
 
 #include "config/log.h"
 
+#include <dirent.h>
 #include <inttypes.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
 
 #define BOUNDS_MAX 24
 
@@ -89,7 +94,32 @@ struct metrics {
     pthread_mutex_t lock;
     struct values values;
     double last_wait_s;
+    double started_s; /* the process, by the wall clock */
 };
+
+/* Asked once: it would move with every correction of the clock. */
+static double process_start(void)
+{
+    struct timespec now, up;
+    unsigned long long ticks = 0;
+    FILE *f = fopen("/proc/self/stat", "re");
+    clock_gettime(CLOCK_REALTIME, &now);
+    clock_gettime(CLOCK_BOOTTIME, &up);
+    const double wall = (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+    /* the name, which may have spaces, is in parentheses, and ours has none; then 19 fields */
+    const bool found =
+        f && fscanf(f,
+                    "%*d %*[^)]) %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s "
+                    "%*s %*s %*s %llu",
+                    &ticks) == 1;
+    if (f)
+        fclose(f);
+    if (!found)
+        return wall;
+    const double age =
+        (double)up.tv_sec + (double)up.tv_nsec / 1e9 - (double)ticks / (double)sysconf(_SC_CLK_TCK);
+    return wall - age;
+}
 
 enum status metrics_open(struct metrics **out, struct err *err)
 {
@@ -97,6 +127,7 @@ enum status metrics_open(struct metrics **out, struct err *err)
     if (!m)
         return base_fail(err, ERR_NOMEM, "metrics: no memory");
     pthread_mutex_init(&m->lock, NULL);
+    m->started_s = process_start();
     *out = m;
     return OK;
 }
@@ -381,6 +412,54 @@ static void write_comm(struct page *p, const struct engine_metrics *e, const cha
     }
 }
 
+static void write_plain(struct page *p, const char *name, const char *help, double value)
+{
+    write_head(p, name, "gauge", help);
+    buf_printf(p->out, "%s %.17g\n", name, value);
+}
+
+/* Negative: cannot be read. */
+static double resident_bytes(void)
+{
+    long pages = -1;
+    FILE *f = fopen("/proc/self/statm", "re");
+    if (f && fscanf(f, "%*d %ld", &pages) != 1)
+        pages = -1;
+    if (f)
+        fclose(f);
+    return pages < 0 ? -1 : (double)pages * (double)sysconf(_SC_PAGESIZE);
+}
+
+static double open_files(void)
+{
+    int count = -3; /* ".", ".." and the folder itself */
+    DIR *d = opendir("/proc/self/fd");
+    if (!d)
+        return -1;
+    while (readdir(d))
+        count++;
+    closedir(d);
+    return count;
+}
+
+/* What Prometheus' own libraries tell of a process, under their names. */
+static void write_process(struct page *p, double started_s)
+{
+    struct rlimit files;
+    const double resident = resident_bytes(), open = open_files();
+    write_plain(p, "process_start_time_seconds", "When the server process began, in Unix time.",
+                started_s);
+    if (resident >= 0)
+        write_plain(p, "process_resident_memory_bytes",
+                    "Memory of the server process, without its ranks.", resident);
+    if (open >= 0)
+        write_plain(p, "process_open_fds", "Files and sockets it has open.", open);
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0)
+        write_plain(p, "process_max_fds", "How many it may have.", (double)files.rlim_cur);
+    write_head(p, "tessera:build_info", "gauge", "Always 1; the label says what runs.");
+    buf_puts(p->out, "tessera:build_info{version=\"" TESSERA_VERSION "\"} 1\n");
+}
+
 void metrics_write(struct metrics *m, const struct engine_metrics *engine, bool ready,
                    const char *model, struct buf *out)
 {
@@ -389,6 +468,7 @@ void metrics_write(struct metrics *m, const struct engine_metrics *engine, bool 
     struct values v = m->values;
     pthread_mutex_unlock(&m->lock);
     write_value(&p, "tessera:ready", "gauge", "1 while /readyz answers 200.", ready);
+    write_process(&p, m->started_s);
     write_requests(&p, engine);
     write_cache(&p, engine);
     write_ends(&p, &v);

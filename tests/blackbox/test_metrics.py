@@ -2,8 +2,11 @@
 made for vLLM ask for, and its numbers are those of the traffic that was sent."""
 
 import collections
+import contextlib
+import os
+import pathlib
 import re
-import socket
+import resource
 import socket
 import time
 
@@ -11,6 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import checkpoint
+import harness
 from harness import eventually
 
 LABELS = {"model_name", "engine"}
@@ -25,6 +29,8 @@ HISTOGRAMS = {
     "vllm:request_decode_time_seconds", "vllm:request_inference_time_seconds",
     "vllm:iteration_tokens_total", "vllm:request_prompt_tokens", "vllm:request_generation_tokens",
     "vllm:request_params_n", "vllm:request_params_max_tokens"}
+PROCESS = {"process_start_time_seconds", "process_resident_memory_bytes", "process_open_fds",
+           "process_max_fds"}
 NAME = 'a "quoted\\name" of 2 lines'  # what a label must escape
 
 
@@ -88,11 +94,43 @@ def test_names_and_labels(server):
         for name in names:
             assert families[name].type == kind, name
     for name, family in families.items():
-        assert name.startswith(("vllm:", "tessera:")), name
+        assert name.startswith(("vllm:", "tessera:")) or name in PROCESS, name
         for sample in family.samples:
             if name.startswith("vllm:"):
                 assert LABELS <= set(sample.labels), sample
                 assert sample.labels["model_name"] == NAME and sample.labels["engine"] == "0"
+
+
+def test_the_process(server):
+    """As the kernel tells it: of the server, not of its ranks."""
+    families = page(server)
+    assert {name for name in families if name.startswith("process_")} == PROCESS
+    assert all(families[name].type == "gauge" for name in PROCESS)
+    proc = pathlib.Path(f"/proc/{server.pid}")
+    began = int((proc / "stat").read_text().rsplit(")", 1)[1].split()[19])
+    booted = int(re.search(r"^btime (\d+)", pathlib.Path("/proc/stat").read_text(),
+                           re.MULTILINE)[1])
+    assert value(families, "process_start_time_seconds") == \
+        pytest.approx(booted + began / os.sysconf("SC_CLK_TCK"), abs=2)
+    assert value(page(server), "process_start_time_seconds") == \
+        value(families, "process_start_time_seconds")
+    resident = int((proc / "statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+    assert value(families, "process_resident_memory_bytes") == pytest.approx(resident, rel=0.2)
+    assert value(families, "process_max_fds") == \
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE)[0]
+
+    def told():
+        """Its own connection is one of them, beside those that are there without it."""
+        return value(page(server), "process_open_fds")
+    eventually(lambda: told() == len(harness.files_of(server.pid)) + 1, what="files")
+    with contextlib.ExitStack() as stack:
+        before = told()
+        for _ in range(7):
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+        eventually(lambda: told() == before + 7, what="7 connections")
+    (build,) = families["tessera:build_info"].samples
+    assert build.value == 1
+    assert f"tessera {build.labels['version']} (" in harness.run("version").stdout
 
 
 def test_histograms_are_cumulative(server):
