@@ -3,6 +3,7 @@
 #include "server/http/http_listen.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <netinet/in.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -68,7 +69,9 @@ enum status http_listen_on(const char *host, int32_t port, int *out, int32_t *bo
     setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &unsent, sizeof unsent); /* connections inherit it */
     if (bind(fd, &a.any, size) != 0 || listen(fd, 1024) != 0 ||
         getsockname(fd, &a.any, &size) != 0) {
-        st = base_fail_errno(err, ERR_USAGE, "cannot listen on %.100s port %d", host, port);
+        const bool later = errno == EADDRINUSE || errno == EADDRNOTAVAIL; /* it may be ours yet */
+        st = base_fail_errno(err, later ? ERR_PEER : ERR_USAGE, "cannot listen on %.100s port %d",
+                             host, port);
         close(fd);
         return st;
     }

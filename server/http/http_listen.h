@@ -7,7 +7,8 @@
 struct sockaddr;
 
 /* host is a numeric address, or localhost for 127.0.0.1; port 0 any free one; *bound is the port
- * taken. ERR_USAGE naming both when the address is wrong or taken. The caller closes *fd. */
+ * taken. ERR_USAGE naming both when the address is wrong, ERR_PEER when it is taken, or not (yet)
+ * this machine's. The caller closes *fd. */
 enum status http_listen_on(const char *host, int32_t port, int *fd, int32_t *bound,
                            struct err *err) MUST_USE;
 /* ERR_USAGE where host is no such address. */
