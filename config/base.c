@@ -36,6 +36,23 @@ enum status base_fail_errno(struct err *err, enum status st, const char *fmt, ..
     return saved == ENOMEM ? ERR_NOMEM : st;
 }
 
+enum status base_fail_start(struct err *err, int number, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(err->text, sizeof err->text, fmt, ap);
+    va_end(ap);
+    const size_t n = strlen(err->text);
+    snprintf(err->text + n, sizeof err->text - n, ": %s%s", strerror(number),
+             number == EAGAIN ? "; that many processes and threads are not allowed (ulimit -u, "
+                                "TasksMax= of a unit, a container's limit of pids)"
+                              : "");
+    if (number == ENOMEM)
+        return ERR_NOMEM;
+    const bool bound = number == EAGAIN || number == EMFILE || number == ENFILE;
+    return bound ? ERR_LIMIT : ERR_INTERNAL;
+}
+
 int base_exit_code(enum status st)
 {
     switch (st) {

@@ -21,7 +21,8 @@ enum status {
     ERR_NOMEM,     /* allocation failed: exit 4 */
     ERR_INPUT,     /* a request is invalid: HTTP 400 */
     ERR_COMM,      /* the rank group is lost: exit 5 */
-    ERR_PEER,      /* a server that is measured fails or is not there: exit 1 */
+    ERR_PEER,      /* another process is in the way: a server that is measured fails or is not
+                      there, or one has our address: exit 1 */
     ERR_OUTPUT,    /* what a command makes cannot be written: exit 1 */
     ERR_CANCELLED, /* stopped on purpose */
     ERR_INTERNAL,  /* our bug: exit 70 */
@@ -60,6 +61,9 @@ enum status base_fail(struct err *err, enum status st, const char *fmt, ...) PRI
 /* As base_fail, with ": strerror(errno)" appended; ENOMEM is ERR_NOMEM, whatever was asked for. */
 enum status base_fail_errno(struct err *err, enum status st, const char *fmt, ...)
     PRINTF_LIKE(3, 4);
+/* Of a process or thread that could not be started: as base_fail_errno, for the number that such
+ * calls return, with what sets the bound where it is one of processes or files. */
+enum status base_fail_start(struct err *err, int number, const char *fmt, ...) PRINTF_LIKE(3, 4);
 /* Process exit code of a status: 0, 1, 2, 3, 4, 5 or 70. */
 int base_exit_code(enum status st);
 

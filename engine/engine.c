@@ -532,8 +532,9 @@ enum status engine_open(const struct engine_config *config, struct engine **out,
     e->metrics.speculation = config->sched.speculation.tokens;
     TRY(open_buffers(e, err));
     TRY(open_sched(e, err));
-    if (pthread_create(&e->thread, NULL, engine_loop, e) != 0) {
-        st = base_fail(err, ERR_NOMEM, "engine: no thread");
+    const int failed = pthread_create(&e->thread, NULL, engine_loop, e);
+    if (failed) {
+        st = base_fail_start(err, failed, "engine: a thread");
         goto out;
     }
     e->started = true;

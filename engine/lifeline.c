@@ -64,10 +64,11 @@ enum status lifeline_open(int link, const struct board_rank *board, struct lifel
         return base_fail(err, ERR_NOMEM, "lifeline: no memory");
     *l = (struct lifeline){.link = link, .board = board, .loading = true};
     pthread_mutex_init(&l->lock, NULL);
-    if (pthread_create(&thread, NULL, watch, l) != 0) {
+    const int failed = pthread_create(&thread, NULL, watch, l);
+    if (failed) {
         pthread_mutex_destroy(&l->lock);
         free(l);
-        return base_fail(err, ERR_NOMEM, "lifeline: no thread");
+        return base_fail_start(err, failed, "lifeline: a thread");
     }
     pthread_detach(thread);
     *out = l;

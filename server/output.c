@@ -473,8 +473,9 @@ static enum status lane_open(struct lane *l, struct service *s, struct lane *slo
     pthread_condattr_destroy(&attr);
     if (!batch_open(&l->queue) || !batch_open(&l->work))
         return base_fail(err, ERR_NOMEM, "output: no memory");
-    if (pthread_create(&l->thread, NULL, output_loop, l) != 0)
-        return base_fail(err, ERR_NOMEM, "output: no thread");
+    const int failed = pthread_create(&l->thread, NULL, output_loop, l);
+    if (failed)
+        return base_fail_start(err, failed, "output: a thread");
     l->started = true;
     return OK;
 }

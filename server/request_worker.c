@@ -99,10 +99,11 @@ enum status request_worker_open(int32_t threads, int32_t queue_max, size_t bytes
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->wake, NULL);
     for (int32_t i = 0; i < threads && i < THREADS_MAX && st == OK; i++) {
-        if (pthread_create(&w->threads[i], NULL, worker_loop, w) == 0)
-            w->thread_count++;
+        const int failed = pthread_create(&w->threads[i], NULL, worker_loop, w);
+        if (failed)
+            st = base_fail_start(err, failed, "request workers: a thread");
         else
-            st = base_fail(err, ERR_NOMEM, "request workers: no thread");
+            w->thread_count++;
     }
     if (st == OK)
         *out = w;

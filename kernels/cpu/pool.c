@@ -200,8 +200,8 @@ static enum status start_helpers(struct pool *p, struct err *err)
     }
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     if (rc != 0)
-        return base_fail(err, ERR_NOMEM, "cannot start thread %d of %d of the CPU backend",
-                         (int)p->started + 2, (int)p->threads);
+        return base_fail_start(err, rc, "thread %d of %d of the CPU backend", (int)p->started + 2,
+                               (int)p->threads);
     return OK;
 }
 

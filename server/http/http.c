@@ -14,6 +14,7 @@
 #include "server/http/http_request.h"
 #include "server/keys.h"
 
+#include <errno.h>
 #include <microhttpd.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -478,11 +479,15 @@ static enum status start_daemon(struct http *h, struct err *err)
         {c->threads > 1 ? MHD_OPTION_THREAD_POOL_SIZE : MHD_OPTION_END, c->threads, NULL},
         {MHD_OPTION_END, 0, NULL},
     };
+    errno = 0; /* what the library leaves there is all that it says */
     h->daemon =
         MHD_start_daemon(MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME |
                              MHD_USE_NO_LISTEN_SOCKET | MHD_USE_ITC,
                          0, NULL, NULL, on_access, h, MHD_OPTION_ARRAY, options, MHD_OPTION_END);
-    return h->daemon ? OK : base_fail(err, ERR_INTERNAL, "http: the server did not start");
+    if (h->daemon)
+        return OK;
+    return errno ? base_fail_start(err, errno, "http: the server did not start")
+                 : base_fail(err, ERR_INTERNAL, "http: the server did not start");
 }
 
 enum status http_open(const struct http_config *config, struct http **out, struct err *err)

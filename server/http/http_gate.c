@@ -336,9 +336,10 @@ enum status http_gate_open(const struct http_gate_config *config, struct http_ga
     }
     listen_again(g, true);
     *out = g; /* first: the thread's callbacks may use it */
-    if (pthread_create(&g->thread, NULL, gate_loop, g) != 0) {
+    const int failed = pthread_create(&g->thread, NULL, gate_loop, g);
+    if (failed) {
         *out = NULL;
-        st = base_fail(err, ERR_NOMEM, "http: no thread");
+        st = base_fail_start(err, failed, "http: a thread");
         goto out;
     }
     g->started = true;

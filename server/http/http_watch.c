@@ -69,8 +69,9 @@ enum status http_watch_open(void (*gone)(void *user), struct http_watch **out, s
         st = base_fail_errno(err, ERR_IO, "http: epoll");
         goto out;
     }
-    if (pthread_create(&w->thread, NULL, watch_loop, w) != 0) {
-        st = base_fail(err, ERR_NOMEM, "http: no thread");
+    const int failed = pthread_create(&w->thread, NULL, watch_loop, w);
+    if (failed) {
+        st = base_fail_start(err, failed, "http: a thread");
         goto out;
     }
     w->started = true;

@@ -15,7 +15,8 @@ import time
 import pytest
 
 import checkpoint
-from harness import BINARY, PATIENCE, environment, eventually, free_port, ranks_of, run
+from harness import (BINARY, PATIENCE, Server, environment, eventually, free_port, is_sanitized,
+                     ranks_of, run)
 
 pytestmark = pytest.mark.sanitized
 
@@ -147,13 +148,47 @@ def test_help_and_version():
 
 
 def test_port_in_use():
-    """Found out before any weights are loaded."""
+    """Found out before any weights are loaded. Not wrong use: what started it may try again."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        line = fails(2, "serve", str(checkpoint.GOLDEN / NAME), "-tp", "2", "--port", port)
-    assert port in line
+        line = fails(1, "serve", str(checkpoint.GOLDEN / NAME), "-tp", "2", "--port", port)
+    assert port in line and "Address already in use" in line
+
+
+def test_address_that_is_not_there():
+    """Not yet, as while the machine starts."""
+    line = fails(1, "serve", str(checkpoint.GOLDEN / NAME), "--host", "192.0.2.1", "--port", "0",
+                 "--insecure-no-auth")
+    assert "192.0.2.1" in line and "Cannot assign requested address" in line
+
+
+def test_out_of_processes(tmp_path):
+    """However far it comes, and in whichever process: exit code 4, and which limits to look at."""
+    user = 54321  # who has no other process; root has no such limit
+    model = checkpoint.GOLDEN / NAME
+
+    def become(allowed):
+        resource.setrlimit(resource.RLIMIT_NPROC, (allowed, allowed))
+        os.setgroups([])
+        os.setgid(user)
+        os.setuid(user)
+    if os.getuid() != 0 or is_sanitized() or subprocess.run(
+            ["sh", "-c", f"test -r {model}/config.json && test -x {BINARY}"], check=False,
+            preexec_fn=lambda: become(100)).returncode != 0:
+        pytest.skip("nobody here who could have too few processes")
+    for allowed in range(1, 400):
+        server = Server(model, "-tp", 2, "--threads-per-rank", 2, "--kv-cache-memory", "8M",
+                        log=tmp_path / "log", before=lambda: become(allowed))
+        eventually(lambda: server.process.poll() is not None or "ready: " in server.log, 30,
+                   "a start")
+        if server.process.poll() is None:
+            assert server.stop() == 0
+            break
+        assert server.process.poll() == 4, server.log
+        assert "(ulimit -u, TasksMax= of a unit, a container's limit of pids)" in server.log
+    assert allowed > 5
 
 
 # ---- model: exit code 3 -------------------------------------------------------------------------
