@@ -35,10 +35,11 @@ struct member {
 
 struct group {
     int32_t ranks;
-    bool mpi;          /* ranks but 0 come from elsewhere */
-    bool met;          /* by MPI: all are in it */
-    bool ended;        /* killed: nobody leaves in good order */
-    bool loaded, kept; /* all weights are in the memory files; kept: from the ranks before */
+    bool mpi;    /* ranks but 0 come from elsewhere */
+    bool met;    /* by MPI: all are in it */
+    bool ended;  /* killed: nobody leaves in good order */
+    bool loaded; /* all weights are whole in the memory files, where nobody writes any more */
+    bool kept;   /* they are from the ranks before */
     uint32_t epoch;
     struct member members[COMM_RANKS_MAX];
     int comm, board_fd;
@@ -222,7 +223,7 @@ static enum status start(struct group *g, const struct options *o, const struct 
     posix_spawn_file_actions_destroy(&actions);
     if (failed) {
         m->pid = 0;
-        return base_fail(err, ERR_INTERNAL, "starting rank %d: %s", rank, strerror(failed));
+        return base_fail_start(err, failed, "starting rank %d", rank);
     }
     m->pidfd = (int)syscall(SYS_pidfd_open, m->pid, 0);
     if (m->pidfd < 0)
@@ -403,7 +404,8 @@ enum status group_reopen(const struct options *o, const struct footprint *f, boo
 {
     end_ranks(g);
     g->kept = keep_weights && g->loaded && !f->on_device;
-    g->loaded = g->ended = false;
+    g->loaded = g->kept; /* ranks that find them there do not write, whatever becomes of them */
+    g->ended = false;
     for (int32_t r = 0; r < g->ranks; r++)
         close_fd(&g->members[r].kv);
     for (int32_t r = 0; r < g->ranks && !g->kept; r++)
@@ -479,8 +481,11 @@ enum status group_check(struct group *g, int wait_ms, struct err *err)
         if (info.si_code == CLD_EXITED)
             return base_fail(err, ERR_COMM, "rank %d (pid %d) ended with exit code %d", r,
                              (int)m->pid, info.si_status);
-        return base_fail(err, ERR_COMM, "rank %d (pid %d) was killed by signal %d (%s)", r,
-                         (int)m->pid, info.si_status, strsignal(info.si_status));
+        return base_fail(err, ERR_COMM, "rank %d (pid %d) was killed by signal %d (%s)%s", r,
+                         (int)m->pid, info.si_status, strsignal(info.si_status),
+                         info.si_status == SIGKILL
+                             ? ", often sent by the kernel when memory is short (dmesg tells)"
+                             : "");
     }
     return OK;
 }
@@ -526,6 +531,6 @@ enum status group_wait_ready(struct group *g, link_patience *tick, void *ctx, st
         st = meet(g, tick, ctx, err);
     if (st == ERR_COMM && group_check(g, 100, &cause) != OK)
         *err = cause; /* says more than a closed link */
-    g->loaded = st == OK;
+    g->loaded = g->loaded || st == OK;
     return st;
 }

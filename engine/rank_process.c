@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 enum { JOIN_S = 60 }; /* for the front end to listen */
+enum { WRITABLE = PROT_READ | PROT_WRITE };
 
 /* The process dies with its parent. The signal is set first, so a parent that died before that
  * shows as another parent pid now. */
@@ -43,12 +44,12 @@ static void bind_cpus(const struct options *o)
 }
 
 /* fd -1: memory of this process's own, reserved before ready as the files are. */
-static enum status map_file(int fd, size_t bytes, void **out, struct err *err)
+static enum status map_file(int fd, size_t bytes, int access, void **out, struct err *err)
 {
     const int kind = fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE;
     if (bytes == 0)
         bytes = 1;
-    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, kind, fd, 0);
+    void *p = mmap(NULL, bytes, access, kind, fd, 0);
     if (p == MAP_FAILED)
         return base_fail_errno(err, ERR_LIMIT, "mapping %zu bytes", bytes);
     (void)madvise(p, bytes, MADV_HUGEPAGE); /* where the system lets shared memory have them */
@@ -59,7 +60,8 @@ static enum status map_file(int fd, size_t bytes, void **out, struct err *err)
 static enum status map_board(const struct options *o, struct rank_memory *out, struct err *err)
 {
     void *board = NULL;
-    enum status st = map_file(o->remote ? -1 : GROUP_FD_BOARD, sizeof(struct board), &board, err);
+    enum status st =
+        map_file(o->remote ? -1 : GROUP_FD_BOARD, sizeof(struct board), WRITABLE, &board, err);
     if (st == OK)
         out->board = &((struct board *)board)->rank[o->rank];
     return st;
@@ -71,12 +73,13 @@ static enum status map_memory(const struct options *o, const struct footprint *f
     enum status st = OK;
     const bool own = o->remote;
     if (!options_mpi(o))
-        TRY(map_file(GROUP_FD_COMM, comm_shm_bytes(f->ranks, footprint_shared_bytes(f)), &out->comm,
-                     err));
+        TRY(map_file(GROUP_FD_COMM, comm_shm_bytes(f->ranks, footprint_shared_bytes(f)), WRITABLE,
+                     &out->comm, err));
     if (!f->on_device) {
         const size_t weights = f->rank[o->rank].weights, kv = f->rank[o->rank].kv;
-        TRY(map_file(own ? -1 : GROUP_FD_WEIGHTS, weights, &out->weights, err));
-        TRY(map_file(own ? -1 : GROUP_FD_KV, kv, &out->kv, err));
+        const int access = o->weights_kept ? PROT_READ : WRITABLE; /* others rely on what is kept */
+        TRY(map_file(own ? -1 : GROUP_FD_WEIGHTS, weights, access, &out->weights, err));
+        TRY(map_file(own ? -1 : GROUP_FD_KV, kv, WRITABLE, &out->kv, err));
     }
 out:
     return st;

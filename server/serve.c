@@ -507,24 +507,62 @@ static bool may_restart(struct server *s, const struct options *o)
     return true;
 }
 
+/* Seconds before the attempt of this number, from 0: what a first one has not found (a file server
+ * that starts anew) may be there again soon. */
+static double pause_before(int32_t attempt)
+{
+    static const double seconds[] = {0, 1, 4};
+    const int32_t last = (int32_t)ARRAY_LEN(seconds) - 1;
+    return seconds[attempt < last ? attempt : last];
+}
+
+/* With what is left of the ranks ended; signals are obeyed meanwhile. */
+static enum status wait_to_restart(struct server *s, double seconds, struct err *err)
+{
+    const double until = base_now() + seconds;
+    enum status st = OK;
+    if (seconds > 0)
+        group_kill(s->group);
+    while (st == OK && base_now() < until) {
+        struct pollfd p = {.fd = s->signals, .events = POLLIN};
+        poll(&p, 1, DRAIN_TICK_MS);
+        feed_watchdog(s);
+        st = obey_signals(s, err);
+    }
+    return st;
+}
+
+/* Another group of ranks that holds the weights. keep: those in memory are good. */
+static enum status restart(struct server *s, const struct options *o, bool keep, struct err *err)
+{
+    enum status st = group_reopen(&s->setup.options, &s->footprint, keep, s->group, err);
+    begin_loading(s, o, group_has_weights(s->group));
+    return st == OK ? await_weights(s, err) : st;
+}
+
 /* A rank is lost, as err says: kills the others, starts new ones, and lets the requests go on. A
  * failure meanwhile counts as another loss; a drain goes on meanwhile and may end (ERR_CANCELLED).
- * died: the weights in memory are good. Ranks that hung or answered nonsense may have bad ones. */
+ * died: the weights in memory are good. Ranks that hung or answered nonsense may have bad ones;
+ * those that were given good ones cannot write to them. */
 static enum status recover(struct server *s, const struct options *o, bool died, struct err *err)
 {
     uint64_t ignored;
     enum status st = ERR_COMM;
     const double began = base_now();
-    while (st != OK && st != ERR_CANCELLED && may_restart(s, o)) {
-        base_log(LOG_ERROR, "%s; starting the ranks again (%u), requests wait", err->text,
-                 s->restarts);
+    for (int32_t n = 0; st != OK && st != ERR_CANCELLED && may_restart(s, o); n++) {
+        const double pause = pause_before(n);
+        char when[32] = "";
+        if (pause > 0)
+            snprintf(when, sizeof when, " in %.0f s", pause);
+        base_log(LOG_ERROR, "%s; starting the ranks again (%u)%s, requests wait", err->text,
+                 s->restarts, when);
         enter(s, HEALTH_RECOVERING);
+        notify_send(&s->notify, "WATCHDOG=1"); /* its time begins anew with what begins anew */
         engine_pause(s->engine);
-        st = group_reopen(&s->setup.options, &s->footprint, died, s->group, err);
-        begin_loading(s, o, group_has_weights(s->group));
+        st = wait_to_restart(s, pause, err);
         if (st == OK)
-            st = await_weights(s, err);
-        died = false;
+            st = restart(s, o, died, err);
+        died = group_has_weights(s->group);
     }
     if (st == ERR_CANCELLED)
         return st;

@@ -73,7 +73,8 @@ def test_answers_are_the_same(serve, synthetic, ranks, lost):
     assert server.metrics().sum("tessera:rank_up") == ranks
     assert server.metrics().sum("tessera:ready") == 1
     assert server.get("/readyz").status == 200
-    assert "was killed by signal 9" in server.log
+    assert "was killed by signal 9 (Killed), often sent by the kernel when memory is short" \
+        in server.log
     # what the cache knew is forgotten with its content
     assert [answer(server, request) for request in REQUESTS] == wanted
 
@@ -312,3 +313,38 @@ def test_model_gone_meanwhile(serve, tmp_path):
     kill(1)(server)
     assert server.wait(20) == 5
     assert "config.json" in server.log
+
+
+def test_files_that_are_away_for_a_while(serve, synthetic, tmp_path):
+    """New ranks that find no files are no reason to give up at once, nor to read all weights again,
+    which are in memory still."""
+    model = tmp_path / "model"
+    shutil.copytree(synthetic, model)
+    server = serve(model, "-tp", 2)
+    first = read_by_ranks(server)
+    wanted = server.token_ids(PROMPT, 20)
+    (model / "config.json").rename(tmp_path / "config.json")
+    kill(1)(server)
+    eventually(lambda: "starting the ranks again (1), requests wait" in server.log, 5, "loss")
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(server.token_ids, PROMPT, 20)
+        eventually(lambda: "starting the ranks again (2) in 1 s, requests wait" in server.log, 5,
+                   "another attempt")
+        eventually(lambda: "starting the ranks again (3) in 4 s, requests wait" in server.log, 5,
+                   "a third one")
+        (tmp_path / "config.json").rename(model / "config.json")
+        assert waits.result() == wanted
+    assert "requests go on after" in server.log
+    assert max(read_by_ranks(server)) < min(first) / 4
+
+
+def test_stopped_between_attempts(serve, synthetic, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(synthetic, model)
+    server = serve(model, "-tp", 2)
+    (model / "config.json").unlink()
+    kill(0)(server)
+    eventually(lambda: "starting the ranks again (3) in 4 s" in server.log, 10, "the last pause")
+    server.process.send_signal(signal.SIGTERM)
+    assert server.wait(10) == 0
+    assert "stopping: " in server.log and "ending all requests" not in server.log
