@@ -1,5 +1,6 @@
 """deploy/nginx.conf, with its own ports and certificate, in front of real servers."""
 
+import collections
 import concurrent.futures
 import contextlib
 import http.client
@@ -210,6 +211,38 @@ def test_a_replica_that_is_away_or_stops_is_passed_over(serve, proxy, synthetic)
     assert leaves.wait() == 0
     for _ in range(8):
         assert behind.complete().status == 200  # refused connections
+
+
+def test_rolling_restart(serve, proxy, synthetic):
+    """One after the other, the second as soon as the first is ready again, under load."""
+    ports = free_port(), free_port()
+    first, second = (serve(synthetic, "--port", port) for port in ports)
+    behind = proxy(*ports)
+    over, statuses = threading.Event(), []
+
+    def ask():
+        while not over.is_set():
+            statuses.append(behind.complete().status)
+
+    def answered():
+        count = len(statuses)
+        eventually(lambda: len(statuses) >= count + 8, 10, "answers")
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        asking = [pool.submit(ask) for _ in range(2)]
+        try:
+            answered()
+            assert first.stop() == 0
+            answered()
+            serve(synthetic, "--port", ports[0])
+            assert second.stop() == 0
+            answered()
+            serve(synthetic, "--port", ports[1])
+            answered()
+        finally:
+            over.set()
+        for one in asking:
+            one.result()
+    assert set(statuses) == {200}, collections.Counter(statuses)
 
 
 class Full(http.server.BaseHTTPRequestHandler):
