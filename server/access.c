@@ -14,6 +14,21 @@
 #include <string.h>
 #include <unistd.h>
 
+/* Where the unit's SetCredential= has put it because there is no key file. Any other file without a
+ * key is refused: somebody meant it to have one. */
+#define NO_KEY_FILE "# no key file"
+
+static bool says_no_key_file(const char *path)
+{
+    char line[sizeof NO_KEY_FILE + 2] = ""; /* with its newline, and one more */
+    FILE *f = fopen(path, "re");
+    const size_t n = f ? fread(line, 1, sizeof line - 1, f) : 0;
+    if (f)
+        fclose(f);
+    line[n > 0 && line[n - 1] == '\n' ? n - 1 : n] = '\0';
+    return strcmp(line, NO_KEY_FILE) == 0;
+}
+
 /* systemd's LoadCredential=api-keys:FILE. Its files are the service's alone, although access lists
  * make their group bits look otherwise. */
 static bool find_credential(char *path, size_t cap)
@@ -22,7 +37,15 @@ static bool find_credential(char *path, size_t cap)
     if (!directory)
         return false;
     int n = snprintf(path, cap, "%s/api-keys", directory);
-    return n > 0 && (size_t)n < cap && access(path, F_OK) == 0;
+    return n > 0 && (size_t)n < cap && access(path, F_OK) == 0 && !says_no_key_file(path);
+}
+
+/* Who hands credentials to the server may believe that keys are among them. */
+static void warn_of_no_key(void)
+{
+    if (getenv("CREDENTIALS_DIRECTORY"))
+        base_log(LOG_WARN, "no key is wanted: CREDENTIALS_DIRECTORY holds no api-keys, so anyone "
+                           "who reaches this server may use it");
 }
 
 /* Where somebody has put a key that serve would not look at; NULL: nowhere. */
@@ -84,6 +107,7 @@ enum status access_open(const struct options *o, struct keys **keys, struct err 
                          "--host %.100s can be reached by others: give --api-key-file FILE, or say "
                          "--insecure-no-auth if anyone may use this server",
                          o->host);
+    warn_of_no_key();
     return OK;
 }
 

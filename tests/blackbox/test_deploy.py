@@ -234,6 +234,49 @@ def test_unit_fits_the_program():
     assert unit["RestartPreventExitStatus"] == ["2 3 4"]  # the exit codes of the README
     drain = re.search(r"drain-timeout[^[]*\[(\d+)\]", run("serve", "--help").stdout)[1]
     assert int(unit["TimeoutStopSec"][0]) > int(drain)
+    patience = re.search(r"step-timeout[^[]*\[(\d+)\]", run("serve", "--help").stdout)[1]
+    assert int(unit["WatchdogSec"][0]) >= 2 * int(patience)
+
+
+def serve_with(credential, folder, *arguments):
+    """(exit code, None) or (None, a server that is ready), of one with this as its api-keys."""
+    (folder / "api-keys").write_text(credential)
+    (folder / "api-keys").chmod(0o440)
+    server = harness.Server(checkpoint.DEMO, *arguments, log=folder / "log",
+                            wrapper=["env", f"CREDENTIALS_DIRECTORY={folder}"])
+    eventually(lambda: server.process.poll() is not None or "ready: listening" in server.log, 30,
+               "an end or a beginning")
+    code = server.process.poll()
+    return (code, server) if code is not None else (None, server.wait_ready())
+
+
+@pytest.mark.parametrize("arguments", [[], ["--insecure-no-auth"]])
+def test_unit_without_a_key_file(tmp_path, arguments):
+    """What it hands over then is no key, which is said; and nothing that excludes an option."""
+    (load,), (given,) = settings()["LoadCredential"], settings()["SetCredential"]
+    name, path = load.split(":")
+    assert name == "api-keys" and path.startswith("/")  # a name is looked up by new versions only
+    assert given.split(":")[0] == name  # else the unit fails where the file is not there
+    code, server = serve_with(given.split(":", 1)[1], tmp_path, *arguments)
+    assert code is None, server.log
+    try:
+        assert server.get("/v1/models").status == 200
+        assert "no key is wanted: CREDENTIALS_DIRECTORY holds no api-keys" in server.log
+    finally:
+        assert server.stop() == 0
+
+
+def test_unit_without_a_key_file_for_others(tmp_path):
+    (given,) = settings()["SetCredential"]
+    code, server = serve_with(given.split(":", 1)[1], tmp_path, "--host", "0.0.0.0")
+    assert code == 2 and "give --api-key-file" in server.log
+
+
+@pytest.mark.parametrize("text", ["", "# no keys\n", "# no key file\n# or is there?\n"])
+def test_credential_without_a_key(tmp_path, text):
+    """Another one than the unit's own was meant to have one."""
+    code, server = serve_with(text, tmp_path)
+    assert code == 2 and "has no key" in server.log
 
 
 def allowed_calls():
