@@ -663,7 +663,7 @@ static void test_addresses(void **state)
     (void)state;
     assert_int_equal(http_listen_on("127.0.0.1", 0, &fd, &port, &err), OK);
     snprintf(text, sizeof text, "%d", port);
-    assert_int_equal(try_open(&w, "127.0.0.1", port, &err), ERR_USAGE);
+    assert_int_equal(try_open(&w, "127.0.0.1", port, &err), ERR_PEER);
     assert_non_null(strstr(err.text, text));
     assert_null(w.frontend);
     close(fd);

@@ -12,7 +12,7 @@ import subprocess
 import pytest
 
 import checkpoint
-from harness import BINARY, EMULATED, PATIENCE, environment, run
+from harness import BINARY, EMULATED, PATIENCE, environment, is_sanitized, run
 
 pytestmark = pytest.mark.sanitized
 
@@ -207,6 +207,7 @@ def test_limit_of_time(half_group):
     assert found["cores"][0]["level"] == "warn"
 
 
+@pytest.mark.skipif(is_sanitized(), reason="sanitizers take memory of their own")
 def test_limit_of_memory(narrow_group):
     """Of a group above counts, too; the machine's own memory does not then."""
     _, found = examine(MODEL)
