@@ -149,6 +149,14 @@ static void test_errors(void **state)
     errno = ENOENT;
     assert_int_equal(base_fail_errno(&err, ERR_IO, "%0*d", 2000, 1), ERR_IO);
     assert_int_equal(strlen(err.text), sizeof err.text - 1);
+    /* what bounds processes is named, the rest is what the kernel says */
+    assert_int_equal(base_fail_start(&err, EAGAIN, "thread %d", 3), ERR_LIMIT);
+    assert_memory_equal(err.text, "thread 3: Resource temporarily unavailable; that many", 53);
+    assert_int_equal(base_fail_start(&err, EMFILE, "a"), ERR_LIMIT);
+    assert_string_equal(err.text, "a: Too many open files");
+    assert_int_equal(base_fail_start(&err, ENOMEM, "a"), ERR_NOMEM);
+    assert_int_equal(base_fail_start(&err, EPERM, "a"), ERR_INTERNAL);
+    assert_int_equal(base_fail_start(&err, EAGAIN, "%0*d", 2000, 1), ERR_LIMIT); /* cut */
 }
 
 /* ---- dtype ---- */
