@@ -570,6 +570,10 @@ static enum status check_serve(const struct options *o, struct err *err)
                          "--http-max-bodies-bytes %lld is less than one request may have: "
                          "--http-max-body-bytes %lld",
                          (long long)o->http.bodies_bytes, (long long)o->http.body_bytes);
+    if (o->shared_prefix_cache && !o->prefix_caching)
+        return base_fail(err, ERR_USAGE,
+                         "--shared-prefix-cache needs the prefix cache that "
+                         "--no-enable-prefix-caching takes away: leave out either");
     return OK;
 }
 

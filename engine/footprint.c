@@ -87,9 +87,12 @@ static enum status find_memory(struct footprint *f, const struct options *o,
     enum status st = ops->probe((o->tp + share - 1) / share, &bytes, err);
     if (st != OK)
         return st;
-    if (bytes == 0 && (share > 1 || o->enforce_eager))
-        return base_fail(err, ERR_USAGE, "--%s is for GPUs, --device is %s",
-                         share > 1 ? "ranks-per-device" : "enforce-eager", ops->name);
+    const char *gpu_only = share > 1                      ? "ranks-per-device"
+                           : o->enforce_eager             ? "enforce-eager"
+                           : o->disable_custom_all_reduce ? "disable-custom-all-reduce"
+                                                          : NULL;
+    if (bytes == 0 && gpu_only)
+        return base_fail(err, ERR_USAGE, "--%s is for GPUs, --device is %s", gpu_only, ops->name);
     f->on_device = bytes > 0;
     bytes -= bytes / 16 < DEVICE_RESERVE ? bytes / 16 : DEVICE_RESERVE;
     if (!f->on_device)

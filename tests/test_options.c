@@ -194,6 +194,8 @@ static void test_seed(void **state)
     bad("serve m --seed -1", "--seed: got \"-1\"");
     bad("serve m --seed 1.5", "--seed: got \"1.5\"");
     bad("serve m --seed 5", "--seed is for --load-format dummy");
+    bad("serve m --shared-prefix-cache --no-enable-prefix-caching",
+        "--shared-prefix-cache needs the prefix cache");
 }
 
 /* An option that would do nothing, or that another one takes back. */
