@@ -170,13 +170,14 @@ static void read_groups(const struct board_rank *b, char out[1 + MESH_AXES_MAX][
         memcpy(out[1 + i], b->axis[i].group, sizeof out[0]);
 }
 
-static void read_board(const struct board *board, struct engine_metrics *out)
+static void read_board(const struct engine *e, struct engine_metrics *out)
 {
+    const struct board *board = e->config.group.board;
     out->sampler_fallbacks = atomic_load(&board->rank[0].sampler_fallbacks); /* as on all ranks */
     read_groups(&board->rank[0], out->group);
     for (int32_t r = 0; r < out->ranks; r++) {
         const struct board_rank *b = &board->rank[r];
-        out->rank[r].up = true;
+        out->rank[r].up = is(e, UP);
         out->rank[r].weight_bytes = atomic_load(&b->weight_bytes);
         out->rank[r].read_bytes = atomic_load(&b->read_bytes);
         read_traffic(&b->comm, out->rank[r].comm);
@@ -191,9 +192,8 @@ void engine_metrics(const struct engine *e, struct engine_metrics *out)
     pthread_mutex_lock(&w->lock);
     *out = e->metrics;
     out->waiting += e->mail_count;
-    out->ranks = e->config.ranks;
-    if (is(e, UP)) /* else the board may be gone */
-        read_board(e->config.group.board, out);
+    if (is(e, UP) || (is(e, DOWN) && !e->parked)) /* else the board may be gone */
+        read_board(e, out);
     pthread_mutex_unlock(&w->lock);
 }
 
@@ -441,6 +441,8 @@ out:
 static bool await_group(struct engine *e)
 {
     pthread_mutex_lock(&e->lock);
+    if (is(e, DOWN)) /* what the ranks counted is shown until there are others */
+        read_board(e, &e->metrics);
     e->parked = true;
     pthread_cond_broadcast(&e->parks);
     atomic_store(&e->moved_ns, 0);
@@ -526,6 +528,7 @@ enum status engine_open(const struct engine_config *config, struct engine **out,
     pthread_mutex_init(&e->lock, NULL);
     pthread_cond_init(&e->wake, NULL);
     pthread_cond_init(&e->parks, NULL);
+    e->metrics.ranks = config->ranks;
     e->metrics.block_tokens = BACKEND_BLOCK_TOKENS;
     e->metrics.kv_blocks = (int64_t)config->sched.limits.homes * config->sched.limits.blocks;
     e->metrics.kv_dtype = config->kv_dtype;

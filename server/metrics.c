@@ -399,13 +399,15 @@ static void write_traffic(struct page *p, const char *name, int32_t rank, const 
     }
 }
 
-/* One line per rank, group and op; part picks the number. */
+/* One line per rank, group and op; part picks the number. A group without a name is none: of ranks
+ * that were lost before anybody could look there is nothing to say. */
 static void write_comm(struct page *p, const struct engine_metrics *e, const char *name,
                        const char *help, int part)
 {
     write_head(p, name, "counter", help);
     for (int32_t r = 0; r < e->ranks; r++) {
-        write_traffic(p, name, r, e->group[0], e->rank[r].comm, part);
+        if (*e->group[0])
+            write_traffic(p, name, r, e->group[0], e->rank[r].comm, part);
         for (int32_t i = 0; i < MESH_AXES_MAX; i++)
             if (*e->group[1 + i])
                 write_traffic(p, name, r, e->group[1 + i], e->rank[r].axis[i], part);

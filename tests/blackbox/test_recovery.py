@@ -227,6 +227,26 @@ def test_probes_tell(serve, tmp_path):
     assert server.get("/startupz").json()["phase"] == "ready"
 
 
+def collectives(server):
+    return {(name, *sorted(labels.items())): value for name, labels, value
+            in server.metrics().samples if name.startswith("tessera:comm_")}
+
+
+def test_counters_while_recovering(serve, tmp_path):
+    """A graph of what the ranks send goes on while they are away: no series ends, none is new."""
+    recovering = Hung(serve, tmp_path)
+    assert len(recovering.server.token_ids(PROMPT, 2)) == 2
+    before = collectives(recovering.server)
+    assert sum(before.values()) > 0
+    with recovering as hung:
+        meanwhile = collectives(hung.server)
+        assert set(meanwhile) == set(before)
+        assert all(meanwhile[series] >= before[series] for series in before)
+        hung.go_on()
+        assert hung.reply.result(60 * PATIENCE).status == 200
+    assert set(collectives(recovering.server)) == set(before)
+
+
 def test_lost_again_while_loading(serve, tmp_path):
     with Hung(serve, tmp_path) as hung:
         os.kill(hung.ranks[0], signal.SIGKILL)
