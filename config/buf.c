@@ -117,6 +117,16 @@ char *buf_take(struct buf *b, size_t *len)
     return data;
 }
 
+enum status buf_write(const struct buf *b, FILE *f, const char *name, struct err *err)
+{
+    if (b->failed)
+        return base_fail(err, ERR_NOMEM, "%s: no memory for a text of more than %zu bytes", name,
+                         b->len);
+    if ((b->len > 0 && fwrite(b->data, 1, b->len, f) != b->len) || fflush(f) != 0)
+        return base_fail_errno(err, ERR_OUTPUT, "%s", name);
+    return OK;
+}
+
 void buf_consume(struct buf *b, size_t n)
 {
     if (n >= b->len) {

@@ -6,6 +6,8 @@
 
 #include "config/base.h"
 
+#include <stdio.h>
+
 struct buf {
     char *data; /* NUL-terminated when not NULL */
     size_t len, cap, max;
@@ -23,6 +25,9 @@ void buf_printf(struct buf *b, const char *fmt, ...) PRINTF_LIKE(2, 3);
 void buf_json(struct buf *b, const char *text, size_t n);
 /* The caller becomes the owner (free()); the buffer is empty afterwards. NULL when failed. */
 char *buf_take(struct buf *b, size_t *len);
+/* All of it into f and on to the system; name is what messages call it. ERR_NOMEM: the text had
+ * failed, and nothing is written; ERR_OUTPUT. */
+enum status buf_write(const struct buf *b, FILE *f, const char *name, struct err *err) MUST_USE;
 /* Drops the first n bytes. */
 void buf_consume(struct buf *b, size_t n);
 

@@ -230,8 +230,7 @@ static enum status run_rounds(struct bench *b, struct err *err)
         TRY(measure(b, i, err));
         buf_puts(&table, "\n");
         report_table(&b->reports[i], &b->bounds, &table);
-        fputs(table.data, stdout);
-        fflush(stdout);
+        TRY(buf_write(&table, stdout, "stdout", err));
         buf_clear(&table);
         if (b->reports[i].interrupted)
             break;
@@ -246,11 +245,16 @@ out:
 static enum status write_file(const char *option, const char *path, const struct buf *text,
                               struct err *err)
 {
+    enum status st = OK;
+    char name[4200];
+    (void)snprintf(name, sizeof name, "--%s %s", option, path);
     FILE *f = fopen(path, "we");
-    bool good = f && !text->failed && fwrite(text->data, 1, text->len, f) == text->len;
-    if (f && fclose(f) != 0)
-        good = false;
-    return good ? OK : base_fail_errno(err, ERR_USAGE, "--%s %s", option, path);
+    if (!f)
+        return base_fail_errno(err, ERR_OUTPUT, "%s", name);
+    st = buf_write(text, f, name, err);
+    if (fclose(f) != 0 && st == OK)
+        st = base_fail_errno(err, ERR_OUTPUT, "%s", name);
+    return st;
 }
 
 static void json_text(struct buf *out, const char *name, const char *value)

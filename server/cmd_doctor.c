@@ -61,11 +61,12 @@ enum status commands_doctor(const struct options *o, struct err *err)
         findings_json(f, &text);
     else
         findings_text(f, &text);
-    fputs(text.data, stdout);
+    enum status st = buf_write(&text, stdout, "stdout", err);
     buf_free(&text);
     const int32_t fails = f->fails;
     free(f);
-    return fails == 0 ? OK
-                      : base_fail(err, ERR_DEVICE, "doctor: %d check%s failed", (int)fails,
-                                  fails == 1 ? "" : "s");
+    if (st == OK && fails > 0)
+        st = base_fail(err, ERR_DEVICE, "doctor: %d check%s failed", (int)fails,
+                       fails == 1 ? "" : "s");
+    return st;
 }

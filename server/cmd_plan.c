@@ -259,7 +259,8 @@ enum status commands_plan(const struct options *o, struct err *err)
     remarks_on_sizes(&s, &f);
     enum status more = write_layouts(&s, f.limits.rows, &text, err);
     st = more == OK ? st : more;
-    fputs(text.data, stdout);
+    more = buf_write(&text, stdout, "stdout", err);
+    st = more == OK ? st : more;
 out:
     buf_free(&text);
     setup_close(&s);

@@ -193,10 +193,14 @@ int main(int argc, char **argv)
         options_warn_environment(o.command);
     if (st == OK)
         find_directories(&o);
-    if (st == OK)
+    if (st == OK) {
+        struct err output;
         st = run(&o, &err);
-    if (st == OK)
-        st = finish_output(&err);
+        if (finish_output(&output) != OK && st != ERR_OUTPUT) {
+            st = ERR_OUTPUT; /* whatever else went wrong, who reads the result has not got it */
+            err = output;
+        }
+    }
     options_close(&o);
     if (st != OK && st != ERR_CANCELLED)
         log_failure(err.text);

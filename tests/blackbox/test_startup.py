@@ -369,6 +369,15 @@ def test_output_that_is_not_written(command):
     assert done.stderr == "tessera: stdout: No space left on device\n"
 
 
+def test_output_that_is_not_written_of_what_does_not_fit():
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([BINARY, "plan", checkpoint.DEMO, "--kv-cache-memory", "900T"],
+                              stdout=full, text=True, stderr=subprocess.PIPE, env=environment(),
+                              timeout=60 * PATIENCE, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "tessera: stdout: No space left on device"
+
+
 def limited(which, value, *arguments):
     """The exit code and the line of a command under a hard limit of the system."""
     done = subprocess.run([BINARY, *map(str, arguments)], capture_output=True, text=True,
@@ -499,6 +508,12 @@ def test_program_links_no_cuda():
 def test_ranks_per_device_needs_devices():
     line = fails(2, "serve", checkpoint.GOLDEN / NAME, "-tp", "2", "--ranks-per-device", "2")
     assert "--ranks-per-device" in line and "cpu" in line
+
+
+@pytest.mark.parametrize("command", ["serve", "plan"])
+def test_custom_all_reduce_needs_devices(command):
+    line = fails(2, command, checkpoint.GOLDEN / NAME, "-tp", "2", "--disable-custom-all-reduce")
+    assert "--disable-custom-all-reduce is for GPUs" in line and "cpu" in line
 
 
 # ---- what a start has to say of its sizes -----------------------------------------------
