@@ -30,6 +30,7 @@
 #define SECOND INT64_C(1000000000)
 #define GAPS_MAX ((size_t)1 << 27) /* a gigabyte */
 enum { EVENTS = 256, READ_BYTES = 64 << 10 };
+enum { FILES_RESERVED = 16 }; /* descriptors for everything but connections */
 
 struct load;
 
@@ -428,22 +429,37 @@ static enum status make_result(const struct load_config *c, struct load_result *
 }
 
 /* As many connections as the load and the process's file limit allow. */
-static int32_t connections(const struct load_config *c)
+static enum status connections(const struct load_config *c, int32_t *out, struct err *err)
 {
     struct rlimit limit;
-    int32_t wanted = c->concurrency > 0 && c->concurrency < c->count ? c->concurrency : c->count;
+    const int32_t wanted =
+        c->concurrency > 0 && c->concurrency < c->count ? c->concurrency : c->count;
+    const rlim_t needed = (rlim_t)wanted + FILES_RESERVED;
+    *out = wanted;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
-        return wanted;
-    limit.rlim_cur = limit.rlim_max;
-    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
-    return limit.rlim_max > 1u << 20 || wanted < (int32_t)limit.rlim_max - 64
-               ? wanted
-               : (int32_t)limit.rlim_max - 64;
+        return OK;
+    if (limit.rlim_cur < needed) {
+        limit.rlim_cur = needed < limit.rlim_max ? needed : limit.rlim_max;
+        if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
+            getrlimit(RLIMIT_NOFILE, &limit);
+    }
+    if (limit.rlim_cur >= needed)
+        return OK;
+    if (limit.rlim_cur <= FILES_RESERVED)
+        return base_fail(err, ERR_LIMIT,
+                         "only %d files may be open (ulimit -n), which is too few for a connection",
+                         (int)limit.rlim_cur);
+    *out = (int32_t)limit.rlim_cur - FILES_RESERVED;
+    base_log(LOG_WARN, "at most %d connections at once instead of %d: only %d files may be open",
+             *out, wanted, (int)limit.rlim_cur);
+    return OK;
 }
 
 static enum status open_load(struct load *l, struct err *err)
 {
-    l->conn_count = connections(l->config);
+    enum status st = connections(l->config, &l->conn_count, err);
+    if (st != OK)
+        return st;
     l->conns = calloc((size_t)l->conn_count, sizeof *l->conns);
     l->idle = calloc((size_t)l->conn_count, sizeof *l->idle);
     l->bytes = malloc(READ_BYTES);

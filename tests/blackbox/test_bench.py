@@ -7,6 +7,7 @@ with something else now and then adds delays of its own: times must be right in 
 import http.server
 import json
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -492,3 +493,27 @@ def test_results_have_a_place_before_anything_is_sent(peer, tmp_path, option):
     server = peer(lambda *_: steady(0.0, 0.0, 1))
     refused(2, "No such file or directory", server.url, option, tmp_path / "none" / "file")
     assert not server.bodies
+
+
+@pytest.mark.parametrize("option", ["--output-json", "--plot"])
+def test_results_that_are_not_written(peer, option):
+    server = peer(lambda *_: steady(0.0, 0.0, 1))
+    refused(1, f"{option} /dev/full: No space left on device", server.url, "--num-prompts", "1",
+            option, "/dev/full")
+
+
+def few_files(count, *arguments):
+    return subprocess.run(
+        [harness.BINARY, "bench", *map(str, arguments)], capture_output=True, text=True,
+        env=harness.environment(), timeout=60 * harness.PATIENCE, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (count, count)))
+
+
+def test_few_files(peer):
+    server = peer(lambda *_: steady(0.0, 0.0, 1))
+    done = few_files(40, server.url, "--num-prompts", 60)
+    assert done.returncode == 0, done.stderr
+    assert "at most 24 connections at once instead of 60" in done.stderr
+    done = few_files(16, server.url, "--num-prompts", 60)
+    assert done.returncode == 4
+    assert done.stderr.splitlines()[-1].startswith("tessera: only 16 files may be open")
