@@ -11,6 +11,7 @@
 #include "engine/rank_loop.h"
 #include "engine/rendezvous.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
@@ -46,13 +47,19 @@ static void bind_cpus(const struct options *o)
 /* fd -1: memory of this process's own, reserved before ready as the files are. */
 static enum status map_file(int fd, size_t bytes, int access, void **out, struct err *err)
 {
-    const int kind = fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE;
+    const int kind = fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
     if (bytes == 0)
         bytes = 1;
     void *p = mmap(NULL, bytes, access, kind, fd, 0);
     if (p == MAP_FAILED)
         return base_fail_errno(err, ERR_LIMIT, "mapping %zu bytes", bytes);
     (void)madvise(p, bytes, MADV_HUGEPAGE); /* where the system lets shared memory have them */
+    /* after the advice, which is for pages to come; EINVAL: a kernel that does not know it */
+    if (fd < 0 && madvise(p, bytes, MADV_POPULATE_WRITE) != 0 && errno != EINVAL) {
+        enum status st = base_fail_errno(err, ERR_LIMIT, "reserving %zu bytes", bytes);
+        munmap(p, bytes);
+        return st;
+    }
     *out = p;
     return OK;
 }
