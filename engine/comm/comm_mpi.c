@@ -81,13 +81,17 @@ static int next(struct flight *f, int32_t peer, size_t n, MPI_Datatype type)
     return f->count++;
 }
 
-static void note(struct flight *f, int result)
+static bool good(struct flight *f, int result)
 {
-    if (result == MPI_SUCCESS)
-        return;
-    f->count--; /* there is no request */
     if (f->failed == MPI_SUCCESS)
         f->failed = result;
+    return result == MPI_SUCCESS;
+}
+
+static void note(struct flight *f, int result)
+{
+    if (!good(f, result))
+        f->count--; /* there is no request */
 }
 
 static void post_send(struct flight *f, int32_t peer, const void *src, size_t n)
@@ -308,9 +312,9 @@ static enum status receive_rows(struct flight *f, char *dst, int32_t rows, const
     for (int32_t r = 0; r < c->ranks; r++) {
         strided[r] = MPI_DATATYPE_NULL;
         if (r != c->rank) {
-            MPI_Type_vector(rows, cols[r], (int)total, MPI_INT32_T, &strided[r]);
-            MPI_Type_commit(&strided[r]);
-            post_receive(f, r, dst, (size_t)rows * (size_t)cols[r], strided[r]);
+            if (good(f, MPI_Type_vector(rows, cols[r], (int)total, MPI_INT32_T, &strided[r])) &&
+                good(f, MPI_Type_commit(&strided[r])))
+                post_receive(f, r, dst, (size_t)rows * (size_t)cols[r], strided[r]);
         }
         dst += (size_t)cols[r] * 4;
     }
@@ -491,8 +495,11 @@ static struct comm_mpi *make(struct home *h, MPI_Comm handle, struct comm_stats 
     int rank = 0, ranks = 0;
     if (c == NULL)
         return NULL;
-    MPI_Comm_rank(handle, &rank);
-    MPI_Comm_size(handle, &ranks);
+    if (MPI_Comm_rank(handle, &rank) != MPI_SUCCESS ||
+        MPI_Comm_size(handle, &ranks) != MPI_SUCCESS) {
+        free(c);
+        return NULL;
+    }
     *c = (struct comm_mpi){{&mpi_ops, rank, ranks, stats}, h, handle, top};
     return c;
 }
@@ -505,12 +512,13 @@ static enum status mpi_split(struct comm *c, int32_t color, int32_t key, const c
     int used = 0;
     /* colors of MPI are not negative */
     int values[2] = {color, h->groups}, least[2];
-    MPI_Allreduce(&values[0], &least[0], 1, MPI_INT, MPI_MIN, mpi_of(c)->handle);
-    MPI_Allreduce(&values[1], &used, 1, MPI_INT, MPI_MAX, mpi_of(c)->handle);
-    if (used >= COMM_GROUPS_MAX)
+    MPI_Comm of = mpi_of(c)->handle;
+    bool well = MPI_Allreduce(&values[0], &least[0], 1, MPI_INT, MPI_MIN, of) == MPI_SUCCESS &&
+                MPI_Allreduce(&values[1], &used, 1, MPI_INT, MPI_MAX, of) == MPI_SUCCESS;
+    if (well && used >= COMM_GROUPS_MAX)
         return base_fail(err, ERR_LIMIT, "split %s: more than %d groups", name, COMM_GROUPS_MAX);
-    const int failed = MPI_Comm_split(mpi_of(c)->handle, color - least[0], key, &handle);
-    struct comm_mpi *made = failed ? NULL : make(h, handle, stats, false);
+    well = well && MPI_Comm_split(of, color - least[0], key, &handle) == MPI_SUCCESS;
+    struct comm_mpi *made = well ? make(h, handle, stats, false) : NULL;
     if (made == NULL) {
         atomic_store(&h->aborted, true);
         return base_fail(err, ERR_COMM, "split %s: MPI or memory failed", name);
@@ -560,9 +568,9 @@ static enum status open_home(struct backend *b, int32_t ranks, size_t arena_byte
 static enum status check_place(int32_t rank, int32_t ranks, struct err *err)
 {
     int mpi_rank = -1, mpi_ranks = -1;
-    MPI_Comm_rank(MPI_COMM_WORLD, &mpi_rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &mpi_ranks);
-    if (mpi_rank == rank && mpi_ranks == ranks)
+    const bool known = MPI_Comm_rank(MPI_COMM_WORLD, &mpi_rank) == MPI_SUCCESS &&
+                       MPI_Comm_size(MPI_COMM_WORLD, &mpi_ranks) == MPI_SUCCESS;
+    if (known && mpi_rank == rank && mpi_ranks == ranks)
         return OK;
     return base_fail(err, ERR_COMM,
                      "--comm mpi: this is rank %d of %d, but rank %d of %d for MPI; start as many "
@@ -580,7 +588,9 @@ static enum status mpi_open(int32_t rank, int32_t ranks, struct backend *b, size
     CHECK(stats != NULL);
     if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS)
         return base_fail(err, ERR_DEVICE, "--comm mpi: MPI does not start");
-    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN); /* inherited by splits */
+    /* inherited by splits */
+    if (MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN) != MPI_SUCCESS)
+        return base_fail(err, ERR_DEVICE, "--comm mpi: MPI keeps its errors to itself");
     TRY(check_place(rank, ranks, err));
     TRY(open_home(b, ranks, arena_bytes, &h, err));
     struct comm_mpi *c = make(h, MPI_COMM_WORLD, stats, true);
