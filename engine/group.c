@@ -77,9 +77,10 @@ static enum status memory_file(const char *name, size_t bytes, bool allocate, in
         errno = failed;
     }
     if (failed) {
-        base_fail_errno(err, ERR_LIMIT, "%zu bytes of memory for %s", bytes, name);
+        const enum status st =
+            base_fail_errno(err, ERR_LIMIT, "%zu bytes of memory for %s", bytes, name);
         close(fd);
-        return ERR_LIMIT;
+        return st;
     }
     *out = fd;
     return OK;
@@ -213,13 +214,16 @@ static enum status start(struct group *g, const struct options *o, const struct 
     struct arguments a = {.used = 0};
     posix_spawn_file_actions_t actions;
     build_arguments(o, f, rank, g->epoch > 1, g->kept, &a);
-    posix_spawn_file_actions_init(&actions);
-    for (size_t i = 0; i < ARRAY_LEN(from); i++)
+    int failed = posix_spawn_file_actions_init(&actions);
+    if (failed)
+        return base_fail(err, ERR_NOMEM, "starting rank %d: %s", rank, strerror(failed));
+    for (size_t i = 0; i < ARRAY_LEN(from) && !failed; i++)
         if (from[i] >= 0) /* no memory files for what lies on a device or another machine */
-            posix_spawn_file_actions_adddup2(&actions, from[i], GROUP_FD_LINK + (int)i);
+            failed = posix_spawn_file_actions_adddup2(&actions, from[i], GROUP_FD_LINK + (int)i);
     /* It inherits the server's blocked signals: one that is meant for the server but reaches the
      * whole process group (Ctrl-C, timeout) must not end a rank while requests run. */
-    int failed = posix_spawn(&m->pid, "/proc/self/exe", &actions, NULL, a.argv, environ);
+    if (!failed)
+        failed = posix_spawn(&m->pid, "/proc/self/exe", &actions, NULL, a.argv, environ);
     posix_spawn_file_actions_destroy(&actions);
     if (failed) {
         m->pid = 0;
