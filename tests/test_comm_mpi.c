@@ -87,13 +87,6 @@ static enum status all_to_all(struct player *p, struct comm *c, const float *src
     return comm_all_to_all(c, p->dst, receive, src, counts[c->rank], err);
 }
 
-static enum status send_recv(struct player *p, struct comm *c, const float *src, struct err *err)
-{
-    const int32_t step = (int32_t)draw(p, (uint32_t)c->ranks);
-    const int32_t to = (c->rank + step) % c->ranks, from = (c->rank + c->ranks - step) % c->ranks;
-    return comm_send_recv(c, p->dst, from, src, to, draw_size(p), err);
-}
-
 static enum status one_call(struct player *p, struct comm *c, int32_t op, const float *src,
                             struct err *err)
 {
@@ -111,8 +104,6 @@ static enum status one_call(struct player *p, struct comm *c, int32_t op, const 
                               err);
     case COMM_ALL_TO_ALL:
         return all_to_all(p, c, src, err);
-    case COMM_SEND_RECV:
-        return send_recv(p, c, src, err);
     default:
         return comm_barrier(c, err);
     }

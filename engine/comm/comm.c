@@ -5,26 +5,40 @@
 const char *comm_op_name(enum comm_op op)
 {
     static const char *const names[COMM_OP_COUNT] = {
-        [COMM_ALL_REDUCE] = "all_reduce",
-        [COMM_ALL_GATHER] = "all_gather",
-        [COMM_REDUCE_SCATTER] = "reduce_scatter",
-        [COMM_BROADCAST] = "broadcast",
-        [COMM_ALL_TO_ALL] = "all_to_all",
-        [COMM_SEND_RECV] = "send_recv",
-        [COMM_BARRIER] = "barrier",
+        [COMM_ALL_REDUCE] = "all_reduce",         [COMM_ALL_GATHER] = "all_gather",
+        [COMM_REDUCE_SCATTER] = "reduce_scatter", [COMM_BROADCAST] = "broadcast",
+        [COMM_ALL_TO_ALL] = "all_to_all",         [COMM_BARRIER] = "barrier",
     };
     return (unsigned)op < COMM_OP_COUNT ? names[op] : "unknown";
 }
 
 uint64_t comm_all_reduce_bytes(int32_t ranks, int32_t rank, size_t n)
 {
-    const uint64_t p = (uint64_t)ranks, r = (uint64_t)rank;
-    if (p <= 2 || 4 * n <= COMM_ONESHOT_MAX_BYTES)
-        return 4 * (p - 1) * n;
-    /* floor(n r / p) without the product of n */
-    const uint64_t begin = n / p * r + n % p * r / p;
-    const uint64_t end = n / p * (r + 1) + n % p * (r + 1) / p;
-    return 4 * ((p - 1) * (end - begin) + (n - (end - begin)));
+    const uint64_t peers = (uint64_t)ranks - 1;
+    if (peers <= 1 || 4 * n <= COMM_ONESHOT_MAX_BYTES)
+        return 4 * peers * n;
+    const uint64_t own = comm_block_begin(n, ranks, rank + 1) - comm_block_begin(n, ranks, rank);
+    return 4 * (peers * own + (n - own));
+}
+
+size_t comm_block_begin(size_t n, int32_t ranks, int32_t rank)
+{
+    const size_t p = (size_t)ranks, r = (size_t)rank;
+    return n / p * r + n % p * r / p; /* floor(n r / p) without the product of n */
+}
+
+/* Relaxed load and store instead of an atomic addition: this rank is the only writer. */
+static void bump(_Atomic uint64_t *counter, uint64_t by)
+{
+    const uint64_t now = atomic_load_explicit(counter, memory_order_relaxed);
+    atomic_store_explicit(counter, now + by, memory_order_relaxed);
+}
+
+void comm_count(struct comm *c, enum comm_op op, int64_t start_ns, size_t elements)
+{
+    bump(&c->stats->op[op].calls, 1);
+    bump(&c->stats->op[op].bytes, 4 * (uint64_t)elements);
+    bump(&c->stats->op[op].nanoseconds, (uint64_t)(base_now_ns() - start_ns));
 }
 
 void *comm_buffer(struct comm *c, size_t bytes)
@@ -115,19 +129,6 @@ enum status comm_all_to_all(struct comm *c, void *dst, const size_t *recv_counts
     CHECK(received == 0 || dst != NULL);
     CHECK(sent == 0 || dst != src);
     return c->ops->all_to_all(c, dst, recv_counts, src, send_counts, err);
-}
-
-enum status comm_send_recv(struct comm *c, void *dst, int32_t from, const void *src, int32_t to,
-                           size_t n, struct err *err)
-{
-    CHECK(from >= 0);
-    CHECK(from < c->ranks);
-    CHECK(to >= 0);
-    CHECK(to < c->ranks);
-    CHECK(n == 0 || dst != NULL);
-    CHECK(n == 0 || src != NULL);
-    CHECK(n == 0 || dst != src);
-    return c->ops->send_recv(c, dst, from, src, to, n, err);
 }
 
 enum status comm_barrier(struct comm *c, struct err *err)

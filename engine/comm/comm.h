@@ -35,7 +35,6 @@ enum comm_op {
     COMM_REDUCE_SCATTER,
     COMM_BROADCAST,
     COMM_ALL_TO_ALL,
-    COMM_SEND_RECV,
     COMM_BARRIER,
     COMM_OP_COUNT
 };
@@ -70,8 +69,6 @@ struct comm_ops {
                              struct err *err);
     enum status (*all_to_all)(struct comm *c, void *dst, const size_t *recv_counts, const void *src,
                               const size_t *send_counts, struct err *err);
-    enum status (*send_recv)(struct comm *c, void *dst, int32_t from, const void *src, int32_t to,
-                             size_t n, struct err *err);
     enum status (*barrier)(struct comm *c, struct err *err);
     enum status (*split)(struct comm *c, int32_t color, int32_t key, const char *name,
                          struct comm_stats *stats, struct comm **out, struct err *err);
@@ -112,10 +109,6 @@ enum status comm_broadcast(struct comm *c, void *dst, const void *src, size_t n,
  * recv_counts[s] here must equal send_counts[rank] at s. */
 enum status comm_all_to_all(struct comm *c, void *dst, const size_t *recv_counts, const void *src,
                             const size_t *send_counts, struct err *err) MUST_USE;
-/* Sends n elements to rank `to` while receiving n from `from` (a permutation of the ranks; every
- * rank calls). */
-enum status comm_send_recv(struct comm *c, void *dst, int32_t from, const void *src, int32_t to,
-                           size_t n, struct err *err) MUST_USE;
 enum status comm_barrier(struct comm *c, struct err *err) MUST_USE;
 /* Ranks of equal color form a new communicator, ordered by key then rank. Collective over c.
  * `name` labels its statistics. The parent must outlive it; the two are never in use at once. */
@@ -127,6 +120,10 @@ void comm_close(struct comm *c);
 
 /* For implementations whose sums have no norm behind them. */
 bool comm_no_norm(const struct comm *c, int32_t rows, int32_t cols);
+/* For implementations: one more call, which began at start_ns and brought so many elements. */
+void comm_count(struct comm *c, enum comm_op op, int64_t start_ns, size_t elements);
+/* First element of block `rank` when n elements are cut into balanced blocks; rank `ranks`: n. */
+size_t comm_block_begin(size_t n, int32_t ranks, int32_t rank);
 
 /* ---- shared memory (comm_shm.c): ranks are processes over one memfd, or threads ---- */
 

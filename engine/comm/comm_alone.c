@@ -49,9 +49,7 @@ static enum status take(struct comm *comm, enum comm_op op, void *dst, const voi
         h->backend->ops->sync(h->backend);
     else
         move(h->backend, dst, src, n);
-    const uint64_t took = (uint64_t)(base_now_ns() - start);
-    atomic_fetch_add_explicit(&comm->stats->op[op].calls, 1, memory_order_relaxed);
-    atomic_fetch_add_explicit(&comm->stats->op[op].nanoseconds, took, memory_order_relaxed);
+    comm_count(comm, op, start, 0);
     return OK;
 }
 
@@ -85,13 +83,6 @@ static enum status alone_all_to_all(struct comm *c, void *dst, const size_t *rec
 {
     (void)send_counts;
     return take(c, COMM_ALL_TO_ALL, dst, src, recv_counts[0], err);
-}
-
-static enum status alone_send_recv(struct comm *c, void *dst, int32_t from, const void *src,
-                                   int32_t to, size_t n, struct err *err)
-{
-    (void)from, (void)to;
-    return take(c, COMM_SEND_RECV, dst, src, n, err);
 }
 
 static enum status alone_barrier(struct comm *c, struct err *err)
@@ -157,7 +148,6 @@ static const struct comm_ops alone_ops = {
     .reduce_scatter = alone_reduce_scatter,
     .broadcast = alone_broadcast,
     .all_to_all = alone_all_to_all,
-    .send_recv = alone_send_recv,
     .barrier = alone_barrier,
     .split = alone_split,
     .abort = alone_abort,

@@ -164,22 +164,6 @@ static enum status land(struct flight *f, struct err *err)
     return st;
 }
 
-/* ---- counters ---- */
-
-/* Relaxed load and store instead of an atomic addition: this rank is the only writer. */
-static void bump(_Atomic uint64_t *counter, uint64_t by)
-{
-    uint64_t now = atomic_load_explicit(counter, memory_order_relaxed);
-    atomic_store_explicit(counter, now + by, memory_order_relaxed);
-}
-
-static void account(struct comm *c, enum comm_op op, int64_t start_ns, size_t elements)
-{
-    bump(&c->stats->op[op].calls, 1);
-    bump(&c->stats->op[op].bytes, 4 * (uint64_t)elements);
-    bump(&c->stats->op[op].nanoseconds, (uint64_t)(base_now_ns() - start_ns));
-}
-
 /* ---- pieces of collectives ---- */
 
 /* A run of elements for or from each rank. */
@@ -262,11 +246,9 @@ static enum status exchange(struct flight *f, void *dst, const struct blocks *fr
 /* Balanced blocks of n elements. */
 static void balance(struct blocks *b, size_t n, int32_t ranks)
 {
-    const size_t p = (size_t)ranks;
-    for (size_t r = 0; r < p; r++) {
-        /* floor(n r / p) without the product of n */
-        b->begin[r] = n / p * r + n % p * r / p;
-        b->count[r] = n / p * (r + 1) + n % p * (r + 1) / p - b->begin[r];
+    for (int32_t r = 0; r < ranks; r++) {
+        b->begin[r] = comm_block_begin(n, ranks, r);
+        b->count[r] = comm_block_begin(n, ranks, r + 1) - b->begin[r];
     }
 }
 
@@ -297,7 +279,7 @@ static enum status mpi_all_reduce(struct comm *c, float *dst, const float *src, 
         TRY(sum_blocks(&f, dst + own.begin[0], src, &all, err));
         TRY(exchange(&f, dst, &all, dst, &own, err));
     }
-    account(c, COMM_ALL_REDUCE, start, received);
+    comm_count(c, COMM_ALL_REDUCE, start, received);
 out:
     return st;
 }
@@ -346,7 +328,7 @@ static enum status mpi_all_gather(struct comm *c, void *dst, const void *src, in
     for (size_t row = 0; row < height && own > 0; row++)
         memcpy((char *)dst + (row * total + first) * 4, (const char *)src + row * own * 4, own * 4);
     TRY(receive_rows(&f, dst, rows, cols, total, err));
-    account(c, COMM_ALL_GATHER, start, height * (total - own));
+    comm_count(c, COMM_ALL_GATHER, start, height * (total - own));
 out:
     return st;
 }
@@ -362,7 +344,7 @@ static enum status mpi_reduce_scatter(struct comm *c, float *dst, const float *s
     begin(&f, c, COMM_REDUCE_SCATTER, total,
           base_hash(BASE_HASH_INIT, counts, (size_t)c->ranks * sizeof counts[0]));
     TRY(sum_blocks(&f, dst, src, &b, err));
-    account(c, COMM_REDUCE_SCATTER, start, ((size_t)c->ranks - 1) * counts[c->rank]);
+    comm_count(c, COMM_REDUCE_SCATTER, start, ((size_t)c->ranks - 1) * counts[c->rank]);
 out:
     return st;
 }
@@ -383,7 +365,7 @@ static enum status mpi_broadcast(struct comm *c, void *dst, const void *src, siz
     else if (n > 0)
         memcpy(dst, src, n * 4);
     TRY(land(&f, err));
-    account(c, COMM_BROADCAST, start, sends ? 0 : n);
+    comm_count(c, COMM_BROADCAST, start, sends ? 0 : n);
 out:
     return st;
 }
@@ -401,29 +383,7 @@ static enum status mpi_all_to_all(struct comm *c, void *dst, const size_t *recv_
     if (recv_counts[c->rank] != send_counts[c->rank])
         TRY(lost(&f, "this rank sends itself another count than it receives", err));
     TRY(exchange(&f, dst, &from, src, &to, err));
-    account(c, COMM_ALL_TO_ALL, start, received - recv_counts[c->rank]);
-out:
-    return st;
-}
-
-static enum status mpi_send_recv(struct comm *c, void *dst, int32_t from, const void *src,
-                                 int32_t to, size_t n, struct err *err)
-{
-    enum status st = OK;
-    struct flight f;
-    const int64_t start = base_now_ns();
-    begin(&f, c, COMM_SEND_RECV, n, 0);
-    if ((from == c->rank) != (to == c->rank))
-        TRY(lost(&f, "a rank sends to itself or receives from itself, but not both", err));
-    if (to == c->rank) {
-        if (n > 0)
-            memcpy(dst, src, n * 4);
-    } else {
-        post_receive(&f, from, dst, n, MPI_INT32_T);
-        post_send(&f, to, src, n);
-    }
-    TRY(land(&f, err));
-    account(c, COMM_SEND_RECV, start, from == c->rank ? 0 : n);
+    comm_count(c, COMM_ALL_TO_ALL, start, received - recv_counts[c->rank]);
 out:
     return st;
 }
@@ -437,7 +397,7 @@ static enum status mpi_barrier(struct comm *c, struct err *err)
     const int64_t start = base_now_ns();
     begin(&f, c, COMM_BARRIER, 0, 0);
     TRY(exchange(&f, &nothing, &none, &nothing, &none, err));
-    account(c, COMM_BARRIER, start, 0);
+    comm_count(c, COMM_BARRIER, start, 0);
 out:
     return st;
 }
@@ -538,7 +498,6 @@ static const struct comm_ops mpi_ops = {
     .reduce_scatter = mpi_reduce_scatter,
     .broadcast = mpi_broadcast,
     .all_to_all = mpi_all_to_all,
-    .send_recv = mpi_send_recv,
     .barrier = mpi_barrier,
     .split = mpi_split,
     .abort = mpi_abort,

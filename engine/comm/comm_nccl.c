@@ -1,5 +1,6 @@
-/* DESIGN: a collective is one NCCL call, or one group of them, on the stream of the backend:
- * nothing waits here. The waiting is the backend's, which asks watch() meanwhile: an error that
+/* DESIGN: a collective is an NCCL call, or a group of them, on the stream of the backend; several
+ * where rows or addends are gathered piece by piece. Nothing but the barrier waits here, and that
+ * in the backend. The waiting is the backend's, which asks watch() meanwhile: an error that
  * NCCL reports later, or comm_abort from any thread, aborts all communicators of this rank, so that
  * kernels that wait for a peer end. A peer that is gone without NCCL noticing is the front end's to
  * notice. Small sums of all ranks need no NCCL where a kernel of ours is faster. The group's id,
@@ -118,6 +119,15 @@ static bool is_spoilt(const struct home *h)
            recording == cudaStreamCaptureStatusInvalidated;
 }
 
+/* False: there is nothing to do. *st then is what the collective returns: an error, or OK where the
+ * recording that it would be a part of is spoilt. */
+static bool enter(struct comm_nccl *c, int64_t *start, enum status *st, struct err *err)
+{
+    *start = base_now_ns();
+    *st = watch(c->home, err);
+    return *st == OK && !is_spoilt(c->home);
+}
+
 /* The next call of a collective, unless one before it failed. */
 #define NEXT(result, call)                                                                         \
     do {                                                                                           \
@@ -134,13 +144,6 @@ static ncclResult_t end_calls(ncclResult_t begun, ncclResult_t result)
     return result == ncclSuccess ? ended : result;
 }
 
-static void bump(_Atomic uint64_t *counter, uint64_t by)
-{
-    /* this rank is the only writer */
-    const uint64_t now = atomic_load_explicit(counter, memory_order_relaxed);
-    atomic_store_explicit(counter, now + by, memory_order_relaxed);
-}
-
 /* `elements` came from peers. The time is the host's: work on the device goes on. */
 static enum status finish(struct comm_nccl *c, enum comm_op op, int64_t start, size_t elements,
                           ncclResult_t r, struct err *err)
@@ -150,10 +153,7 @@ static enum status finish(struct comm_nccl *c, enum comm_op op, int64_t start, s
         *err = c->home->failure;
         return c->home->failed;
     }
-    struct comm_stats *stats = c->base.stats;
-    bump(&stats->op[op].calls, 1);
-    bump(&stats->op[op].bytes, 4 * (uint64_t)elements);
-    bump(&stats->op[op].nanoseconds, (uint64_t)(base_now_ns() - start));
+    comm_count(&c->base, op, start, elements);
     return OK;
 }
 
@@ -257,15 +257,13 @@ static ncclResult_t sum_blocks(struct comm_nccl *c, float *dst, const float *src
 /* In one or two shots, by the rule of comm.h. */
 static ncclResult_t reduce_in_order(struct comm_nccl *c, float *dst, const float *src, size_t n)
 {
-    const size_t ranks = (size_t)c->base.ranks;
-    size_t block[COMM_RANKS_MAX], begin[COMM_RANKS_MAX + 1];
+    const int32_t ranks = c->base.ranks;
+    size_t block[COMM_RANKS_MAX];
     if (ranks <= 2 || n * sizeof(float) <= COMM_ONESHOT_MAX_BYTES)
         return sum_whole(c, dst, src, n);
-    for (size_t r = 0; r <= ranks; r++) /* floor(n r / ranks) without the product of n */
-        begin[r] = n / ranks * r + n % ranks * r / ranks;
-    for (size_t r = 0; r < ranks; r++)
-        block[r] = begin[r + 1] - begin[r];
-    float *own = dst + begin[c->base.rank];
+    for (int32_t r = 0; r < ranks; r++)
+        block[r] = comm_block_begin(n, ranks, r + 1) - comm_block_begin(n, ranks, r);
+    float *own = dst + comm_block_begin(n, ranks, c->base.rank);
     ncclResult_t r = sum_blocks(c, own, src, block);
     NEXT(r, gather_blocks(c, (char *)dst, own, block));
     return r;
@@ -285,12 +283,11 @@ static ncclResult_t reduce(struct comm_nccl *c, float *dst, const float *src, si
 static enum status nccl_all_reduce(struct comm *comm, float *dst, const float *src, size_t n,
                                    struct err *err)
 {
-    enum status st = OK;
+    enum status st;
     struct comm_nccl *c = nccl_of(comm);
-    const int64_t start = base_now_ns();
-    TRY(watch(c->home, err));
-    if (is_spoilt(c->home))
-        goto out;
+    int64_t start;
+    if (!enter(c, &start, &st, err))
+        return st;
     const bool oneshot = c->group == 0 && n <= c->home->oneshot.max;
     const size_t received = oneshot || c->home->fixed_order
                                 ? comm_all_reduce_bytes(comm->ranks, comm->rank, n) / sizeof(float)
@@ -300,9 +297,7 @@ static enum status nccl_all_reduce(struct comm *comm, float *dst, const float *s
         comm_oneshot_sum(&c->home->oneshot, c->home->backend, dst, src, n);
     else
         r = reduce(c, dst, src, n);
-    st = finish(c, COMM_ALL_REDUCE, start, received, r, err);
-out:
-    return st;
+    return finish(c, COMM_ALL_REDUCE, start, received, r, err);
 }
 
 static bool nccl_has_norm(const struct comm *comm, int32_t rows, int32_t cols)
@@ -314,19 +309,16 @@ static bool nccl_has_norm(const struct comm *comm, int32_t rows, int32_t cols)
 static enum status nccl_all_reduce_norm(struct comm *comm, const struct add_norm *to,
                                         const float *src, struct err *err)
 {
-    enum status st = OK;
+    enum status st;
     struct comm_nccl *c = nccl_of(comm);
-    const int64_t start = base_now_ns();
+    int64_t start;
     const size_t n = (size_t)to->x.rows * (size_t)to->x.cols;
-    TRY(watch(c->home, err));
-    if (is_spoilt(c->home))
-        goto out;
+    if (!enter(c, &start, &st, err))
+        return st;
     comm_oneshot_norm(&c->home->oneshot, c->home->backend, to, src);
-    st =
-        finish(c, COMM_ALL_REDUCE, start,
-               comm_all_reduce_bytes(comm->ranks, comm->rank, n) / sizeof(float), ncclSuccess, err);
-out:
-    return st;
+    return finish(c, COMM_ALL_REDUCE, start,
+                  comm_all_reduce_bytes(comm->ranks, comm->rank, n) / sizeof(float), ncclSuccess,
+                  err);
 }
 
 /* Some rows: into the gather buffer, then side by side; what is a single row, or of a single rank,
@@ -351,26 +343,23 @@ static ncclResult_t gather_rows(struct comm_nccl *c, char *dst, const char *src,
 static enum status nccl_all_gather(struct comm *comm, void *dst, const void *src, int32_t rows,
                                    const int32_t *cols, struct err *err)
 {
-    enum status st = OK;
+    enum status st;
     struct comm_nccl *c = nccl_of(comm);
-    const int64_t start = base_now_ns();
+    int64_t start;
     const size_t own = (size_t)cols[comm->rank], height = (size_t)rows;
     ncclResult_t r = ncclSuccess;
     size_t total = 0;
     for (int32_t i = 0; i < comm->ranks; i++)
         total += (size_t)cols[i];
-    TRY(watch(c->home, err));
-    if (is_spoilt(c->home))
-        goto out;
+    if (!enter(c, &start, &st, err))
+        return st;
     const size_t fit = comm->ranks > 1 && total > 0 ? c->home->gather_bytes / (total * 4) : height;
     const size_t most = fit > 1 ? fit : 1;
     for (size_t at = 0, n; at < height && total > 0 && r == ncclSuccess; at += n) {
         n = height - at < most ? height - at : most;
         r = gather_rows(c, (char *)dst + at * total * 4, (const char *)src + at * own * 4, n, cols);
     }
-    st = finish(c, COMM_ALL_GATHER, start, height * (total - own), r, err);
-out:
-    return st;
+    return finish(c, COMM_ALL_GATHER, start, height * (total - own), r, err);
 }
 
 /* By NCCL: a sum for each rank. */
@@ -391,47 +380,40 @@ static ncclResult_t reduce_blocks(struct comm_nccl *c, float *dst, const float *
 static enum status nccl_reduce_scatter(struct comm *comm, float *dst, const float *src,
                                        const size_t *counts, struct err *err)
 {
-    enum status st = OK;
+    enum status st;
     struct comm_nccl *c = nccl_of(comm);
-    const int64_t start = base_now_ns();
-    TRY(watch(c->home, err));
-    if (is_spoilt(c->home))
-        goto out;
+    int64_t start;
+    if (!enter(c, &start, &st, err))
+        return st;
     const ncclResult_t r =
         c->home->fixed_order ? sum_blocks(c, dst, src, counts) : reduce_blocks(c, dst, src, counts);
     const size_t others = (size_t)comm->ranks - 1;
-    st = finish(c, COMM_REDUCE_SCATTER, start, others * counts[comm->rank], r, err);
-out:
-    return st;
+    return finish(c, COMM_REDUCE_SCATTER, start, others * counts[comm->rank], r, err);
 }
 
 static enum status nccl_broadcast(struct comm *comm, void *dst, const void *src, size_t n,
                                   int32_t root, struct err *err)
 {
-    enum status st = OK;
+    enum status st;
     struct comm_nccl *c = nccl_of(comm);
-    const int64_t start = base_now_ns();
-    TRY(watch(c->home, err));
-    if (is_spoilt(c->home))
-        goto out;
+    int64_t start;
+    if (!enter(c, &start, &st, err))
+        return st;
     const ncclResult_t r =
         ncclBroadcast(src, dst, n, ncclFloat32, root, handle(c), c->home->stream);
-    st = finish(c, COMM_BROADCAST, start, comm->rank == root ? 0 : n, r, err);
-out:
-    return st;
+    return finish(c, COMM_BROADCAST, start, comm->rank == root ? 0 : n, r, err);
 }
 
 static enum status nccl_all_to_all(struct comm *comm, void *dst, const size_t *recv_counts,
                                    const void *src, const size_t *send_counts, struct err *err)
 {
-    enum status st = OK;
+    enum status st;
     struct comm_nccl *c = nccl_of(comm);
-    const int64_t start = base_now_ns();
+    int64_t start;
     const char *from = src;
     char *to = dst;
-    TRY(watch(c->home, err));
-    if (is_spoilt(c->home))
-        goto out;
+    if (!enter(c, &start, &st, err))
+        return st;
     const ncclResult_t begun = ncclGroupStart();
     ncclResult_t r = begun;
     for (int32_t peer = 0; peer < comm->ranks; peer++) {
@@ -445,28 +427,7 @@ static enum status nccl_all_to_all(struct comm *comm, void *dst, const size_t *r
     }
     r = end_calls(begun, r);
     const size_t received = sum_of(recv_counts, comm->ranks) - recv_counts[comm->rank];
-    st = finish(c, COMM_ALL_TO_ALL, start, received, r, err);
-out:
-    return st;
-}
-
-static enum status nccl_send_recv(struct comm *comm, void *dst, int32_t from, const void *src,
-                                  int32_t to, size_t n, struct err *err)
-{
-    enum status st = OK;
-    struct comm_nccl *c = nccl_of(comm);
-    const int64_t start = base_now_ns();
-    TRY(watch(c->home, err));
-    if (is_spoilt(c->home))
-        goto out;
-    const ncclResult_t begun = ncclGroupStart();
-    ncclResult_t r = begun;
-    NEXT(r, ncclSend(src, n, ncclFloat32, to, handle(c), c->home->stream));
-    NEXT(r, ncclRecv(dst, n, ncclFloat32, from, handle(c), c->home->stream));
-    r = end_calls(begun, r);
-    st = finish(c, COMM_SEND_RECV, start, from == comm->rank ? 0 : n, r, err);
-out:
-    return st;
+    return finish(c, COMM_ALL_TO_ALL, start, received, r, err);
 }
 
 /* A sum nobody needs, in the order of the stream, and the host waits for it. */
@@ -576,7 +537,6 @@ static const struct comm_ops nccl_ops = {
     .reduce_scatter = nccl_reduce_scatter,
     .broadcast = nccl_broadcast,
     .all_to_all = nccl_all_to_all,
-    .send_recv = nccl_send_recv,
     .barrier = nccl_barrier,
     .split = nccl_split,
     .abort = nccl_abort,

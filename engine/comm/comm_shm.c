@@ -136,30 +136,17 @@ static int64_t begin(struct comm_shm *c)
     return base_now_ns();
 }
 
-/* Relaxed load and store instead of an atomic addition: this rank is the only writer. */
-static void bump(_Atomic uint64_t *counter, uint64_t by)
-{
-    uint64_t now = atomic_load_explicit(counter, memory_order_relaxed);
-    atomic_store_explicit(counter, now + by, memory_order_relaxed);
-}
-
 static enum status finish(struct comm_shm *c, int64_t start_ns, enum comm_op op, size_t elements)
 {
-    struct comm_stats *stats = c->base.stats;
-    bump(&stats->op[op].calls, 1);
-    bump(&stats->op[op].bytes, 4 * (uint64_t)elements);
-    bump(&stats->op[op].nanoseconds, (uint64_t)(base_now_ns() - start_ns));
+    comm_count(&c->base, op, start_ns, elements);
     return OK;
 }
 
 /* ---- collectives ---- */
 
-/* First element of block x when n elements are cut into P balanced blocks. */
 static size_t block_begin(const struct comm_shm *c, size_t n, int32_t x)
 {
-    size_t ranks = (size_t)c->base.ranks;
-    /* floor(n * x / P) without the product of n */
-    return n / ranks * (size_t)x + n % ranks * (size_t)x / ranks;
+    return comm_block_begin(n, c->base.ranks, x);
 }
 
 static enum status reduce_two_shot(struct comm_shm *c, float *dst, struct comm_shm_call *call,
@@ -310,26 +297,6 @@ out:
     return st;
 }
 
-static enum status shm_send_recv(struct comm *comm, void *dst, int32_t from, const void *src,
-                                 int32_t to, size_t n, struct err *err)
-{
-    enum status st;
-    struct comm_shm *c = (struct comm_shm *)comm;
-    int64_t start = begin(c);
-    (void)offset_of(c, dst, n * 4);
-    struct comm_shm_call call = {
-        .op = COMM_SEND_RECV, .a = to, .b = from, .n = n, .src = offset_of(c, src, n * 4)};
-    TRY(comm_shm_meet(c, &call, NULL, err));
-    if (comm_shm_meet_call(c, from)->a != comm->rank)
-        return comm_shm_meet_diverged(c, from, "it sends to another rank", err);
-    if (comm_shm_meet_call(c, to)->b != comm->rank)
-        return comm_shm_meet_diverged(c, to, "it receives from another rank", err);
-    copy_flat(c, dst, source_of(c, from), n);
-    st = finish(c, start, COMM_SEND_RECV, from == comm->rank ? 0 : n);
-out:
-    return st;
-}
-
 static enum status shm_barrier(struct comm *comm, struct err *err)
 {
     enum status st;
@@ -377,14 +344,14 @@ static int32_t choose_members(const struct comm_shm *c, int32_t color, int32_t *
     int32_t count = 0, keys[COMM_RANKS_MAX];
     for (int32_t r = 0; r < c->base.ranks; r++) {
         const struct comm_shm_call *call = comm_shm_meet_call(c, r);
-        if (call->a != color)
+        if (call->color != color)
             continue;
         int32_t i = count++;
-        for (; i > 0 && keys[i - 1] > call->b; i--) {
+        for (; i > 0 && keys[i - 1] > call->key; i--) {
             keys[i] = keys[i - 1];
             member[i] = member[i - 1];
         }
-        keys[i] = call->b;
+        keys[i] = call->key;
         member[i] = c->member[r];
     }
     return count;
@@ -411,7 +378,7 @@ static enum status shm_split(struct comm *comm, int32_t color, int32_t key, cons
         return base_fail(err, ERR_NOMEM, "split %s: out of memory", name);
     }
     struct comm_shm_call call = {
-        .op = COMM_SHM_SPLIT, .a = color, .b = key, .src = (uint64_t)c->home->groups};
+        .op = COMM_SHM_SPLIT, .color = color, .key = key, .src = (uint64_t)c->home->groups};
     TRY(comm_shm_meet(c, &call, NULL, err));
     uint64_t used = 0;
     for (int32_t r = 0; r < comm->ranks; r++)
@@ -441,7 +408,6 @@ static const struct comm_ops shm_ops = {
     .reduce_scatter = shm_reduce_scatter,
     .broadcast = shm_broadcast,
     .all_to_all = shm_all_to_all,
-    .send_recv = shm_send_recv,
     .barrier = shm_barrier,
     .split = shm_split,
     .abort = shm_abort,

@@ -21,9 +21,9 @@
 /* What a rank is about to do, as its peers see it. */
 struct comm_shm_call {
     uint32_t op;
-    int32_t a, b;      /* per op: to and from, color and key */
-    uint64_t n, check; /* equal on all ranks, or the ranks have diverged */
-    uint64_t src, dst; /* offsets from the start of the region; split: groups used so far */
+    int32_t color, key; /* of a split */
+    uint64_t n, check;  /* equal on all ranks, or the ranks have diverged */
+    uint64_t src, dst;  /* offsets from the start of the region; split: groups used so far */
 };
 
 /* One cache line: the stamp and what it announces travel together. */
