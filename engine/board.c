@@ -19,6 +19,7 @@ static void list(struct board_rank *b, _Atomic uint64_t *out[BOARD_COUNTERS])
     out[n++] = &b->weight_bytes;
     out[n++] = &b->read_bytes;
     out[n++] = &b->sampler_fallbacks;
+    out[n++] = &b->replays;
     out[n++] = &b->load.bytes_done;
     for (int i = 0; i < LOADER_READERS_MAX; i++)
         out[n++] = &b->load.reading[i];

@@ -25,7 +25,7 @@ struct board {
 /* All counters of a rank, as they travel. */
 #define BOARD_REPORT_MAGIC 0x52455354u /* "TSER" */
 #define BOARD_COUNTERS                                                                             \
-    (4 + 1 + (int)LOADER_READERS_MAX + 3 * (int)COMM_OP_COUNT * (1 + MESH_AXES_MAX))
+    (5 + 1 + (int)LOADER_READERS_MAX + 3 * (int)COMM_OP_COUNT * (1 + MESH_AXES_MAX))
 struct board_report {
     uint32_t magic, counters;
     uint64_t counter[BOARD_COUNTERS];

@@ -174,6 +174,7 @@ static void read_board(const struct engine *e, struct engine_metrics *out)
 {
     const struct board *board = e->config.group.board;
     out->sampler_fallbacks = atomic_load(&board->rank[0].sampler_fallbacks); /* as on all ranks */
+    out->replays = atomic_load(&board->rank[0].replays);                     /* likewise */
     read_groups(&board->rank[0], out->group);
     for (int32_t r = 0; r < out->ranks; r++) {
         const struct board_rank *b = &board->rank[r];

@@ -146,6 +146,7 @@ struct engine_metrics {
     uint64_t step_buckets[ENGINE_STEP_BOUNDS + 1]; /* not cumulative */
     uint64_t row_buckets[ENGINE_ROW_BOUNDS + 1];
     uint64_t sampler_fallbacks; /* rows that the distributed sampler could not decide */
+    uint64_t replays;           /* steps that a rank ran as one recorded piece */
     int32_t ranks;
     char group[1 + MESH_AXES_MAX][16]; /* all ranks, then those along each axis; "": none */
     struct {

@@ -491,6 +491,9 @@ void metrics_write(struct metrics *m, const struct engine_metrics *engine, bool 
                "Rows that the distributed sampler handed to the gathered one.");
     buf_printf(out, "tessera:sampler_fallback_total %" PRIu64 "\n",
                engine ? engine->sampler_fallbacks : 0);
+    write_head(&p, "tessera:step_replays_total", "counter",
+               "Steps that ran as one recorded piece, as GPUs can.");
+    buf_printf(out, "tessera:step_replays_total %" PRIu64 "\n", engine ? engine->replays : 0);
     write_head(&p, "tessera:log_dropped_total", "counter",
                "Lines of the log that nobody took in time.");
     buf_printf(out, "tessera:log_dropped_total %" PRIu64 "\n", log_dropped());
