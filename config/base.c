@@ -1,4 +1,4 @@
-/* DESIGN: the ground floor has no state. */
+/* DESIGN: nothing here has state; the log does, in config/log.c. */
 #include "config/base.h"
 
 #include "config/log.h"
@@ -113,11 +113,6 @@ int64_t base_now_ns(void)
 double base_now(void)
 {
     return (double)base_now_ns() * 1e-9;
-}
-
-void base_log_level(enum log_level level)
-{
-    log_level(level);
 }
 
 void base_log(enum log_level level, const char *fmt, ...)

@@ -1,8 +1,9 @@
 /* Ground floor: status and error text, logging, checked size arithmetic, clock.
  *
  * Error idiom of the whole program: a fallible function returns `enum status`, takes `struct err *`
- * last (never NULL), and leaves its out-parameters untouched on failure. Callers use TRY with one
- * `out:` label; every close(NULL) is legal. Log or return an error, never both. */
+ * last (never NULL), and leaves its out-parameters untouched on failure, unless its header says
+ * otherwise. Callers use TRY with one `out:` label; every close(NULL) is legal. Log or return an
+ * error, never both. */
 #ifndef TESSERA_CONFIG_BASE_H
 #define TESSERA_CONFIG_BASE_H
 
@@ -73,13 +74,37 @@ bool base_add(size_t a, size_t b, size_t *out) MUST_USE;
 /* n rounded up to a multiple of align (a power of two). The caller keeps n far below SIZE_MAX. */
 size_t base_align(size_t n, size_t align);
 
+static inline int32_t base_min32(int32_t a, int32_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline int32_t base_max32(int32_t a, int32_t b)
+{
+    return a > b ? a : b;
+}
+
+static inline int64_t base_min64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline int64_t base_max64(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+static inline size_t base_max_size(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
 /* CLOCK_MONOTONIC in nanoseconds / seconds. */
 int64_t base_now_ns(void);
 double base_now(void);
 
 /* ---- logging: thread-safe, one line per call (config/log.h); only thread roots and main log */
 enum log_level { LOG_ERROR, LOG_WARN, LOG_INFO, LOG_DEBUG };
-void base_log_level(enum log_level level);
 void base_log(enum log_level level, const char *fmt, ...) PRINTF_LIKE(2, 3);
 
 /* Number of edits (insert, delete, replace, swap of neighbours) between two short words;

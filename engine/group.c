@@ -1,7 +1,7 @@
 /* DESIGN: memory files are made here and inherited, so their content outlives a rank and no name
- * exists that could be left behind. All but the weights are allocated at once: everything is
- * reserved before ready, and a lack of memory is an error now and not a SIGBUS later. Weights are
- * written whole by the loading, which allocates them as it goes. */
+ * exists that could be left behind. Board and communicator are allocated at once, KV caches while
+ * the ranks load: everything is reserved before ready, and a lack of memory is an error now and not
+ * a SIGBUS later. Weights are written whole by the loading, which allocates them as it goes. */
 #include "engine/group.h"
 
 #include "engine/cores.h"
@@ -435,11 +435,6 @@ void group_close(struct group *g)
     free(g);
 }
 
-int32_t group_ranks(const struct group *g)
-{
-    return g->ranks;
-}
-
 struct link_set *group_links(struct group *g)
 {
     return g->links;
@@ -460,11 +455,6 @@ void group_poll(const struct group *g, int32_t rank, struct pollfd *out)
     const struct member *m = &g->members[rank];
     *out = m->pid > 0 ? (struct pollfd){.fd = m->pidfd, .events = POLLIN}
                       : (struct pollfd){.fd = m->link, .events = POLLRDHUP};
-}
-
-int32_t group_pid(const struct group *g, int32_t rank)
-{
-    return (int32_t)g->members[rank].pid;
 }
 
 enum status group_check(struct group *g, int wait_ms, struct err *err)

@@ -31,14 +31,12 @@ bool group_has_weights(const struct group *g);
  * rank that has met the others must leave as they do, after it had LIFELINE_LEAVE_S to do so. */
 void group_close(struct group *g);
 
-int32_t group_ranks(const struct group *g);
 struct link_set *group_links(struct group *g);
 const struct board *group_board(const struct group *g);
 uint32_t group_epoch(const struct group *g);
 /* Has an event when the rank has ended; then group_check says how. */
 struct pollfd;
 void group_poll(const struct group *g, int32_t rank, struct pollfd *out);
-int32_t group_pid(const struct group *g, int32_t rank);
 
 /* Waits for every rank's first answer (weights loaded, buffers reserved). `tick` is called about
  * every 50 ms and may end the wait (a signal came). ERR_COMM or the rank's own status and text. */

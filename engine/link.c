@@ -4,14 +4,13 @@
 #include "engine/link.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { TEXT_MAX = 480, POLL_MS = 50 };
+enum { TEXT_MAX = sizeof((struct err *)0)->text, POLL_MS = 50 };
 
 _Static_assert(sizeof(struct board_report) > sizeof(struct step_answer),
                "the head of an answer tells the two apart");
@@ -60,7 +59,6 @@ enum status link_open(const int *fds, int32_t count, int32_t ids_max, int32_t co
         l->ends[i].in = calloc(1, l->in_cap);
         if (!l->ends[i].in)
             st = ERR_NOMEM;
-        fcntl(fds[i], F_SETFL, fcntl(fds[i], F_GETFL) | O_NONBLOCK);
     }
     if (!l->ends || !l->polls || st != OK) {
         link_close(l);
@@ -86,11 +84,6 @@ void link_close(struct link_set *l)
 void link_hear(struct link_set *l, int32_t rank, struct board_rank *b)
 {
     l->ends[rank].board = b;
-}
-
-int32_t link_count(const struct link_set *l)
-{
-    return l->count;
 }
 
 static enum status closed(int32_t rank, struct err *err)

@@ -17,7 +17,6 @@ enum status link_open(const int *fds, int32_t count, int32_t ids_max, int32_t co
 void link_close(struct link_set *l);
 /* From now on reports of this rank are stored in b; of other ranks a report is malformed. */
 void link_hear(struct link_set *l, int32_t rank, struct board_rank *b);
-int32_t link_count(const struct link_set *l);
 
 /* What one rank answered. */
 struct link_answer {

@@ -1,6 +1,7 @@
-/* DESIGN: the door to the op tables. Arguments are checked here and nowhere else; a failed check is
- * our bug (ERR_INTERNAL) and its message names the op, the condition and the shapes. Contents of
- * device arrays (ids, tables) are not read: they may not be on the host. */
+/* DESIGN: the door to the op tables, for all that backend.h declares behind the table. Arguments of
+ * these are checked here and nowhere else; a failed check is our bug (ERR_INTERNAL) and its message
+ * names the op, the condition and the shapes. Contents of device arrays (ids, tables) are not read:
+ * they may not be on the host. */
 #include "kernels/backend.h"
 
 #include "kernels/cpu/cpu.h"
@@ -105,11 +106,6 @@ const struct weight_spec *backend_weight_spec(const struct weight *w)
 const void *backend_weight_storage(const struct weight *w)
 {
     return w->storage;
-}
-
-const struct kv_spec *backend_kv_spec(const struct kv_cache *kv)
-{
-    return &kv->spec;
 }
 
 /* ---- checks ---------------------------------------------------------------------------------- */

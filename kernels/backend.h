@@ -1,8 +1,10 @@
 /* Backend: math on one device behind one op table. Knows no ranks and no requests.
  *
  * Asynchronous by contract: the result of an op is visible to later ops of the same backend, and to
- * the host after sync. One thread drives a backend. Ops allocate nothing. Every op is checked in
- * one place (backend.c) before dispatch; the table has no optional members.
+ * the host after sync. One thread drives a backend. Ops allocate nothing. The ops that a model's
+ * step is made of are checked in one place (backend.c) before dispatch; what moves and holds memory
+ * (upload, fetch, copy, weight_put), sum_tree and resolve are called as they are in the table,
+ * which has no optional members.
  *
  * Shapes: T rows of this step, R rows that are sampled, D hidden, H/K local query/KV heads, E head
  * size, F local MLP width, V vocabulary. Activations are row-major, contiguous, fp32; but for what
@@ -560,8 +562,8 @@ void backend_close(struct backend *b);
 
 /* Sizes the scratch so that ops of up to rows_max rows, in_max input and out_max output columns
  * (out_max also bounds the columns of sampled logits) allocate nothing. Without it the first op of
- * a bigger shape grows the scratch; backend_linear, backend_sample and
- * backend_logprobs report ERR_NOMEM then. */
+ * a bigger shape grows the scratch: backend_linear, backend_sample, backend_survey,
+ * backend_nominate, backend_elect and backend_logprobs can return ERR_NOMEM then. */
 enum status backend_reserve(struct backend *b, int32_t rows_max, int32_t in_max, int32_t out_max,
                             struct err *err) MUST_USE;
 
@@ -646,9 +648,8 @@ enum status backend_logprobs(struct backend *b, float *logprob, struct token_top
                              int32_t stride, struct cview logits, const int32_t *ids,
                              const int32_t *top, struct err *err) MUST_USE;
 
-/* Spec of a weight or of a cache, for shape questions. */
+/* Spec of a weight, for shape questions. */
 const struct weight_spec *backend_weight_spec(const struct weight *w);
-const struct kv_spec *backend_kv_spec(const struct kv_cache *kv);
 /* What weight_put fills, weight_bytes long: for weights that travel as they are stored. */
 const void *backend_weight_storage(const struct weight *w);
 

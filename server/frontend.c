@@ -17,6 +17,7 @@
 
 #define BODIES_BYTES_MAX ((size_t)64 << 20) /* of the requests queued */
 #define PING_S 15
+enum { HTTP_THREADS = 2, REQUEST_WORKERS = 2 };
 #define PAGE_BYTES_MAX ((size_t)4 << 20)
 
 struct frontend {
@@ -224,7 +225,7 @@ static enum status open_http(struct frontend *f, const struct frontend_config *c
     const struct http_config config = {
         .host = c->host,
         .port = c->port,
-        .threads = c->http_threads > 0 ? c->http_threads : 2,
+        .threads = HTTP_THREADS,
         .limits = c->http,
         .keys = c->keys,
         .open_paths = open_paths + (c->metrics_without_key ? 0 : 1),
@@ -247,8 +248,8 @@ enum status frontend_open(const struct frontend_config *config, struct frontend 
         return base_fail(err, ERR_NOMEM, "front end: no memory");
     TRY(open_service(config, &f->service, err));
     TRY(output_open(&f->service, &f->service.output, err));
-    TRY(request_worker_open(config->request_workers > 0 ? config->request_workers : 2,
-                            config->queued_max, BODIES_BYTES_MAX, &f->service.worker, err));
+    TRY(request_worker_open(REQUEST_WORKERS, config->queued_max, BODIES_BYTES_MAX,
+                            &f->service.worker, err));
     TRY(open_http(f, config, err));
     *out = f;
     f = NULL;

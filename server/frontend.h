@@ -1,10 +1,11 @@
-/* The HTTP side of the server: connections, request workers, output thread. serve.c opens it before
- * the weights are loaded (so a taken port fails at once), hands it the engine when that is ready,
- * and closes it last.
+/* The HTTP side of the server: connections, request workers, output threads. serve.c opens it
+ * before the weights are loaded (so a taken port fails at once), hands it the engine when that is
+ * ready, and closes it last.
  *
  * Threads: HTTP poll threads only move bytes; request workers parse, validate and tokenize while
- * the connection is suspended; one output thread detokenizes, finds stop strings, writes SSE frames
- * and decides each choice's end. The engine thread only drops token events into a queue. */
+ * the connection is suspended; two output threads, one of them for large answers, detokenize, find
+ * stop strings, write SSE frames and decide each choice's end. The engine thread only drops token
+ * events into a queue. */
 #ifndef TESSERA_SERVER_FRONTEND_H
 #define TESSERA_SERVER_FRONTEND_H
 
@@ -31,9 +32,8 @@ struct frontend_config {
     const struct chat_template *chat_template; /* NULL: no chat; immutable */
     struct answer_form answer;                 /* of chats */
     struct generation_defaults defaults;
-    int32_t http_threads, request_workers; /* 0: 2 each */
-    int32_t queued_max;                    /* requests that wait for a worker; one more gets 429 */
-    int32_t columns;                       /* of vectors, and have they length 1? 0: texts */
+    int32_t queued_max; /* requests that wait for a worker; one more gets 429 */
+    int32_t columns;    /* of vectors, and have they length 1? 0: texts */
     bool normalizes;
     int64_t tokens_max;  /* of the prompts of one request, for each of its answers; 0: any */
     int32_t choices_max; /* answers that one request may ask for; 0: as many as its fields allow */

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <sys/prctl.h>
 
-#define THREADS_MAX 64
+#define THREADS_MAX 8
 #define LARGE_BYTES ((size_t)256 << 10) /* takes so long that others would notice */
 
 /* In order of arrival. */
@@ -89,6 +89,8 @@ enum status request_worker_open(int32_t threads, int32_t queue_max, size_t bytes
                                 struct request_worker **out, struct err *err)
 {
     enum status st = OK;
+    CHECK(threads > 0);
+    CHECK(threads <= THREADS_MAX);
     struct request_worker *w = calloc(1, sizeof *w);
     if (!w)
         return base_fail(err, ERR_NOMEM, "request workers: no memory");
@@ -98,7 +100,7 @@ enum status request_worker_open(int32_t threads, int32_t queue_max, size_t bytes
     lane_init(&w->large, threads > 1 ? threads - 1 : 1);
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->wake, NULL);
-    for (int32_t i = 0; i < threads && i < THREADS_MAX && st == OK; i++) {
+    for (int32_t i = 0; i < threads && st == OK; i++) {
         const int failed = pthread_create(&w->threads[i], NULL, worker_loop, w);
         if (failed)
             st = base_fail_start(err, failed, "request workers: a thread");

@@ -16,8 +16,8 @@ struct work {
     uint64_t number;
 };
 
-/* At most queue_max pieces of work wait, and together they hold at most bytes_max. Where there are
- * several threads, one of them is kept for small pieces. */
+/* At most queue_max pieces of work wait, and together they hold at most bytes_max. Of several
+ * threads (8 at most) one is kept for small pieces. */
 enum status request_worker_open(int32_t threads, int32_t queue_max, size_t bytes_max,
                                 struct request_worker **out, struct err *err) MUST_USE;
 /* False when there is no room: it does not run. Any thread. */

@@ -2,6 +2,8 @@
  * ends exactly once whatever happens to the group. */
 #include "tests/engine_ranks.h"
 
+#include "config/log.h"
+
 static void test_crowd(void **state)
 {
     (void)state;
@@ -406,14 +408,14 @@ static void check_fault(int32_t rank, enum fault fault, bool outside)
 static void test_faults(void **state)
 {
     (void)state;
-    base_log_level((enum log_level)(LOG_ERROR - 1)); /* the lost groups are wanted here */
+    log_level((enum log_level)(LOG_ERROR - 1)); /* the lost groups are wanted here */
     for (int32_t rank = 0; rank < RANKS; rank++)
         for (int fault = WRONG_HASH; fault <= CLOSES; fault++)
             check_fault(rank, (enum fault)fault, false);
     check_fault(0, SHORT, false);
     check_fault(1, SILENT, false); /* no progress within the step timeout */
     check_fault(0, HEALTHY, true);
-    base_log_level(LOG_INFO);
+    log_level(LOG_INFO);
 }
 
 /* Other ranks take the place of those that were lost at step 4, `times` times. Nobody but the
@@ -481,13 +483,13 @@ static void check_outlived(int32_t rank, enum fault fault, bool outside, int32_t
 static void test_outlived(void **state)
 {
     (void)state;
-    base_log_level((enum log_level)(LOG_ERROR - 1));
+    log_level((enum log_level)(LOG_ERROR - 1));
     for (int fault = WRONG_HASH; fault <= CLOSES; fault++)
         check_outlived(fault % RANKS, (enum fault)fault, false, 1);
     check_outlived(0, HEALTHY, true, 1);
     check_outlived(1, CLOSES, false, SCHED_LOSSES - 1);
     check_outlived(1, CLOSES, false, SCHED_LOSSES);
-    base_log_level(LOG_INFO);
+    log_level(LOG_INFO);
 }
 
 /* ---- */

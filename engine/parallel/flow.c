@@ -20,11 +20,6 @@ int32_t flow_homes(const struct flow *f)
     return spread_pieces(&f->mesh, &f->attention, SPREAD_ROWS);
 }
 
-int32_t flow_home(const struct flow *f, int32_t rank)
-{
-    return spread_index(&f->mesh, &f->attention, SPREAD_ROWS, rank);
-}
-
 int32_t flow_home_rows(const struct flow *f, int32_t rows)
 {
     const int32_t homes = flow_homes(f);

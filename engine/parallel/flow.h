@@ -67,10 +67,9 @@ enum status flow_open(const struct plan *plan, const struct model_config *m,
                       const struct backend_ops *ops, struct flow **out, struct err *err) MUST_USE;
 void flow_close(struct flow *f);
 
-/* Homes of sequences; 1 where every rank has all of them. */
+/* Homes of sequences; 1 where every rank has all of them. A rank holds the KV of its home's
+ * sequences and attends for their rows. */
 int32_t flow_homes(const struct flow *f);
-/* The home of a rank: it holds the KV of this home's sequences and attends for their rows. */
-int32_t flow_home(const struct flow *f, int32_t rank);
 /* Most rows of one home in a step of up to `rows` rows. */
 int32_t flow_home_rows(const struct flow *f, int32_t rows);
 

@@ -3,7 +3,6 @@
  * OPEN and waits only for helpers that joined. So with more threads than cores nobody waits for a
  * thread that has not been scheduled yet, and a late helper can never see the fields of another
  * job. Sleeping: futex on `epoch` (a new job) and on `left` (the last helper has gone). */
-#define _GNU_SOURCE
 #include "kernels/cpu/pool.h"
 
 #include <limits.h>
