@@ -121,6 +121,8 @@ void options_close(struct options *o);
  * name, for one that Kubernetes made and that only looks like an option, and, of serve, for one
  * that only other commands have: all are ignored. For main, once. */
 void options_warn_environment(enum command command);
+/* The name of a command that a word is a slip of; NULL: of none. */
+const char *options_nearest_command(const char *word);
 /* The command's help text on stdout. */
 void options_help(enum command command);
 /* Is --sampler the distributed one? */

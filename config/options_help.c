@@ -113,6 +113,23 @@ enum command options_rows_command_named(const char *name)
     return 0;
 }
 
+const char *options_nearest_command(const char *word)
+{
+    const char *best = NULL;
+    int least = strlen(word) < 4 ? 0 : strlen(word) < 6 ? 1 : 2; /* more is no slip */
+    for (size_t i = 0; i <= ARRAY_LEN(commands); i++) {
+        const char *name = i < ARRAY_LEN(commands) ? commands[i].name : "version";
+        const int d = base_edit_distance(word, name);
+        if (i < ARRAY_LEN(commands) && commands[i].command == COMMAND_RANK)
+            continue; /* nobody's to type */
+        if (d < least || (!best && d == least)) {
+            best = name;
+            least = d;
+        }
+    }
+    return best;
+}
+
 /* What the value of an option is called: FILE, N, SECONDS, or the last word of its name. */
 static void value_name(const struct options_row *r, char *out, size_t cap)
 {

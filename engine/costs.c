@@ -40,15 +40,10 @@ struct bench {
     int32_t *zeros; /* [history_max] */
 };
 
-static int32_t min32(int32_t a, int32_t b)
-{
-    return a < b ? a : b;
-}
-
 /* Homes that have sequences. */
 static int32_t homes_of(const struct step_limits *l)
 {
-    return min32(l->homes, l->slots);
+    return base_min32(l->homes, l->slots);
 }
 
 /* What rows [position, end) see, in blocks from `first` on. Groups of layers have the same blocks
@@ -141,8 +136,8 @@ out:
 /* Most rows that all homes can have. */
 static int32_t rows_max(const struct step_limits *l)
 {
-    const int32_t share = min32(l->home_rows, l->rows / homes_of(l));
-    const int32_t most = min32(share, l->history_max - 1);
+    const int32_t share = base_min32(l->home_rows, l->rows / homes_of(l));
+    const int32_t most = base_min32(share, l->history_max - 1);
     if (most > 1 && kv_blocks_for(most) >= l->blocks) /* no two rows write the same position */
         return l->blocks > 1 ? (l->blocks - 1) * BACKEND_BLOCK_TOKENS : 1;
     return most;
@@ -155,7 +150,7 @@ static enum status measure_keys(struct bench *b, int32_t rows, double expected, 
     enum status st = OK;
     double near = 0, far = 0;
     const int32_t last = b->step->limits.history_max - 1 - rows;
-    const int32_t position = min32(last, FAR_POSITIONS);
+    const int32_t position = base_min32(last, FAR_POSITIONS);
     if (position <= 0)
         return OK;
     TRY(time_rows(b, false, 0, rows, expected, &near, err));

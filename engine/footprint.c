@@ -33,11 +33,6 @@ enum status footprint_available(const char *meminfo, size_t *out, struct err *er
     return OK;
 }
 
-static int32_t min32(int64_t a, int64_t b)
-{
-    return (int32_t)(a < b ? a : b);
-}
-
 struct kv_spec footprint_kv(const struct footprint *f, const struct model_config *m,
                             const struct flow *flow, int32_t rank)
 {
@@ -60,7 +55,7 @@ int32_t footprint_threads(const struct options *o)
 int32_t footprint_samples(const struct options *o)
 {
     const int32_t guesses = o->speculation.tokens, slots = o->max_num_seqs;
-    return min32(slots > guesses ? slots : 1 + guesses, o->max_num_batched_tokens);
+    return (int32_t)base_min64(slots > guesses ? slots : 1 + guesses, o->max_num_batched_tokens);
 }
 
 int32_t footprint_context_blocks(const struct footprint *f)
@@ -132,7 +127,8 @@ static void count_blocks(struct footprint *f, const struct options *o, const str
     const int64_t fits = (int64_t)(bytes / block_bytes(f, m));
     const int64_t wanted = ((int64_t)l->slots + l->homes - 1) / l->homes *
                            kv_groups_need(&l->groups, longest, l->home_rows);
-    l->blocks = min32(o->kv_cache_memory > 0 ? fits : (fits < wanted ? fits : wanted), 1 << 26);
+    l->blocks = (int32_t)base_min64(o->kv_cache_memory > 0 ? fits : (fits < wanted ? fits : wanted),
+                                    1 << 26);
     f->max_model_len = longest;
     if (o->max_model_len == 0)
         f->max_model_len = kv_groups_longest(&l->groups, l->blocks, l->home_rows, longest);
@@ -228,7 +224,7 @@ enum status footprint_plan(const struct options *o, const struct model_config *m
     if (st != OK)
         goto out;
     f.limits.rows = o->max_num_batched_tokens;
-    f.limits.slots = min32(o->max_num_seqs, o->max_num_batched_tokens);
+    f.limits.slots = (int32_t)base_min64(o->max_num_seqs, o->max_num_batched_tokens);
     f.limits.samples = footprint_samples(o);
     f.limits.vocab = m->vocab;
     f.limits.columns = m->pooling ? m->hidden : 0;

@@ -20,7 +20,7 @@ enum status rank_loop_answer(const struct options *o, uint32_t epoch, uint64_t s
         .hash = step_hash(result->ids, result->count),
         .rank = o->rank,
         .status = (int32_t)status,
-        .text_bytes = status == OK ? 0 : (int32_t)strnlen(text->text, 479),
+        .text_bytes = status == OK ? 0 : (int32_t)strnlen(text->text, sizeof text->text - 1),
     };
     if (o->rank == 0)
         step_answer_counts(&head, result);

@@ -3,21 +3,10 @@
  * finds the place on the device of what was changed on the host. */
 #include "engine/rank_state.h"
 
+#include "engine/carve.h"
+
 #include <stdlib.h>
 #include <string.h>
-
-/* Gives out 64-byte aligned pieces; counts only while base is NULL. */
-struct carver {
-    char *base;
-    size_t used;
-};
-
-static void *carve(struct carver *c, int64_t rows, int64_t cols, size_t size)
-{
-    void *at = c->base ? c->base + c->used : NULL;
-    c->used += base_align((size_t)(rows * cols) * size, 64);
-    return at;
-}
 
 /* The arrays that stay where they are; those of a step begin after them. */
 static size_t carve_all(struct rank_arrays *a, const struct step_limits *l, char *base)

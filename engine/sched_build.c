@@ -10,21 +10,6 @@
 
 enum { PROMPTS_MAX = 7 }; /* that streams wait for at a time */
 
-static int32_t min32(int32_t a, int32_t b)
-{
-    return a < b ? a : b;
-}
-
-static int32_t max32(int32_t a, int32_t b)
-{
-    return a > b ? a : b;
-}
-
-static int64_t max64(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
 static struct sched_home *home_of(const struct sched *s, const struct sequence *q)
 {
     return &s->homes[q->home];
@@ -107,8 +92,8 @@ static void add_row(struct sched *s, struct sequence *q)
         .token = position < q->length + q->checking ? q->tokens[position] : STEP_TOKEN_FROM_SLOT,
     };
     home->keys += position;
-    s->most_rows = max32(s->most_rows, home->row_count);
-    s->most_keys = max64(s->most_keys, home->keys);
+    s->most_rows = base_max32(s->most_rows, home->row_count);
+    s->most_keys = base_max64(s->most_keys, home->keys);
     if (sequence_is_scored(q) && q->scored == position + 1 && q->scored < q->prompt_len)
         add_sample(s, q, q->tokens[q->scored++], q->params.prompt_logprobs);
 }
@@ -144,8 +129,9 @@ static int32_t add_rows(struct sched *s, struct sequence *q, int32_t n)
 static bool in_time(const struct sched *s, const struct sched_home *home, int32_t rows,
                     int64_t keys)
 {
-    const double seconds = costs_of(&s->config.costs, max32(s->most_rows, home->row_count + rows),
-                                    max64(s->most_keys, home->keys + keys));
+    const double seconds =
+        costs_of(&s->config.costs, base_max32(s->most_rows, home->row_count + rows),
+                 base_max64(s->most_keys, home->keys + keys));
     return s->step->rows + rows == s->decodes + 1 || seconds <= s->seconds;
 }
 
@@ -297,11 +283,11 @@ static int32_t rows_for(const struct sched *s, const struct sequence *q)
     const int32_t left = q->length - q->computed;
     const int32_t places = s->config.limits.samples - s->step->samples;
     const struct sched_home *home = home_of(s, q);
-    const int32_t rows =
-        min32(s->config.limits.rows - s->step->rows, s->config.limits.home_rows - home->row_count);
-    int32_t most = min32(left, rows), n = 0;
+    const int32_t rows = base_min32(s->config.limits.rows - s->step->rows,
+                                    s->config.limits.home_rows - home->row_count);
+    int32_t most = base_min32(left, rows), n = 0;
     if (sequence_is_scored(q))
-        most = min32(most, places);
+        most = base_min32(most, places);
     else if (most == left && places == 0)
         most--; /* the last would draw */
     for (int64_t keys = 0; n < most; n++) {
@@ -340,7 +326,7 @@ static void begin_check(struct sched *s, struct sequence *q)
     const int32_t end = q->computed + 1;
     while (kv_blocks_for(end + q->draft) > q->block_count && sequence_grow(q, home_of(s, q)->kv))
         append(s, q, q->block_count - 1);
-    const int32_t guesses = min32(q->draft, q->block_count * BACKEND_BLOCK_TOKENS - end);
+    const int32_t guesses = base_min32(q->draft, q->block_count * BACKEND_BLOCK_TOKENS - end);
     for (int32_t i = 0; i < guesses; i++)
         q->tokens[q->length + i] = ngram_guess(q->ngram, i);
     q->checking = sequence_allowed(q, guesses);
@@ -371,10 +357,10 @@ static int32_t add_decodes(struct sched *s)
  * they wait as long as they take themselves. */
 static void limit_time(struct sched *s, int32_t decoding)
 {
-    const int32_t prompts = min32(queue_count(s->queue), s->config.limits.slots - decoding);
+    const int32_t prompts = base_min32(queue_count(s->queue), s->config.limits.slots - decoding);
     const double alone = costs_of(&s->config.costs, s->most_rows, s->most_keys);
     s->decodes = s->step->rows;
-    s->seconds = decoding > 0 ? alone * (1 + min32(prompts, PROMPTS_MAX)) : INFINITY;
+    s->seconds = decoding > 0 ? alone * (1 + base_min32(prompts, PROMPTS_MAX)) : INFINITY;
 }
 
 /* A sequence that is guided draws its next token from a mask, which its last one says; what follows

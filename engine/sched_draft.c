@@ -14,11 +14,6 @@ struct yield {
     double seconds, tokens;
 };
 
-static int32_t min32(int32_t a, int32_t b)
-{
-    return a < b ? a : b;
-}
-
 int32_t sched_to_draw(const struct sequence *q)
 {
     return q->queued ? 0 : q->params.max_tokens - (q->length - q->prompt_len + q->pending);
@@ -50,8 +45,8 @@ static int32_t room_for(const struct sched *s, const struct sequence *q, const s
 {
     const struct sched_home *home = &s->homes[q->home];
     const int32_t rows = s->config.limits.home_rows - home->running - home->drafted;
-    const int32_t most = min32(sched_to_draw(q) - 1, s->config.speculation.tokens);
-    return min32(most, min32(rows, y->places));
+    const int32_t most = base_min32(sched_to_draw(q) - 1, s->config.speculation.tokens);
+    return base_min32(most, base_min32(rows, y->places));
 }
 
 static void draft(struct sched *s, struct sequence *q, struct yield *y)

@@ -68,27 +68,9 @@ static enum status run(const struct options *o, struct err *err)
     return base_fail(err, ERR_INTERNAL, "no such command");
 }
 
-/* NULL: none is like it. */
-static const char *nearest_command(const char *word)
-{
-    static const char *const names[] = {"serve",    "plan",    "inspect", "shard", "synth",
-                                        "complete", "convert", "chat",    "batch", "bench",
-                                        "health",   "doctor",  "version"};
-    const char *best = NULL;
-    int least = strlen(word) < 4 ? 0 : strlen(word) < 6 ? 1 : 2; /* more is no slip */
-    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
-        const int d = base_edit_distance(word, names[i]);
-        if (d < least || (!best && d == least)) {
-            best = names[i];
-            least = d;
-        }
-    }
-    return best;
-}
-
 static enum status unknown_command(const char *word, struct err *err)
 {
-    const char *near = nearest_command(word);
+    const char *near = options_nearest_command(word);
     if (near)
         return base_fail(err, ERR_USAGE, "unknown command \"%.40s\"; did you mean %s?", word, near);
     return base_fail(err, ERR_USAGE, "unknown command \"%.40s\" (tessera help lists all)", word);

@@ -11,18 +11,13 @@
 
 #define BLOCK 16
 
-static int64_t least(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
 bool fp8_scale(const void *row, enum dtype dtype, int64_t n, float *scale)
 {
     uint32_t most[BLOCK] = {0}, largest = 0; /* magnitudes in the order of their bits; NaN on top */
     for (int64_t at = 0; at < n; at += BLOCK) {
         float v[BLOCK] = {0};
         uint32_t u[BLOCK];
-        dtype_load_n(v, row, dtype, (size_t)at, (size_t)least(BLOCK, n - at));
+        dtype_load_n(v, row, dtype, (size_t)at, (size_t)base_min64(BLOCK, n - at));
         memcpy(u, v, sizeof u);
         for (int i = 0; i < BLOCK; i++)
             most[i] = (u[i] & 0x7fffffffu) > most[i] ? u[i] & 0x7fffffffu : most[i];
@@ -39,7 +34,7 @@ bool fp8_scale(const void *row, enum dtype dtype, int64_t n, float *scale)
 void fp8_quantize(uint8_t *codes, const void *row, enum dtype dtype, struct span range, float scale)
 {
     for (int64_t at = range.begin; at < range.end; at += BLOCK, codes += BLOCK) {
-        const int64_t n = least(BLOCK, range.end - at);
+        const int64_t n = base_min64(BLOCK, range.end - at);
         float v[BLOCK] = {0};
         uint8_t c[BLOCK];
         dtype_load_n(v, row, dtype, (size_t)at, (size_t)n);

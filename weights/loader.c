@@ -163,11 +163,6 @@ static int64_t rows_within(const struct job *j, const struct local_weight *w, si
     return (int64_t)groups * GROUP;
 }
 
-static int64_t least(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
 /* Are its rows columns in the file? Of few a read would have hardly more than a word. */
 static bool is_turned(const struct job *j, const struct local_weight *w)
 {
@@ -201,14 +196,14 @@ static enum status cut(struct job *j, struct err *err)
             if (is_empty(w))
                 continue;
             int64_t n = rows_of(w), step = item_rows(j, w);
-            const size_t rows = (size_t)least(n, piece_rows(j, w));
+            const size_t rows = (size_t)base_min64(n, piece_rows(j, w));
             const size_t need =
                 is_packed(j, w) ? loader_packed_bytes(w, rows) : rows * row_bytes(j, w);
             if (need > j->staging_bytes)
                 j->staging_bytes = need;
             for (int64_t row = 0; row < n; row += step, count++)
                 if (pass == 1)
-                    j->items[count] = (struct item){i, {row, least(row + step, n)}};
+                    j->items[count] = (struct item){i, {row, base_min64(row + step, n)}};
         }
         if (pass == 0)
             j->items = calloc((size_t)count + 1, sizeof *j->items);
@@ -272,7 +267,7 @@ static void put_vector(const struct job *j, int32_t weight, int64_t at, const vo
     const float plus = j->weights[weight].plus;
     float part[256];
     for (int64_t done = 0, m; done < n; done += m) {
-        m = least(n - done, ARRAY_LEN(part));
+        m = base_min64(n - done, ARRAY_LEN(part));
         for (int64_t i = 0; i < m; i++)
             part[i] = plus + dtype_load(values, dtype, (size_t)(done + i));
         j->backend->ops->upload(j->backend, dst + done, part, (size_t)m * sizeof *part);
@@ -358,7 +353,7 @@ static enum status fill_slice(struct job *j, const struct item *it, const struct
     bool linear = w->kind == LOCAL_LINEAR;
     int64_t n = linear ? span_len(s->rows) : span_len(s->cols);
     int64_t begin = it->rows.begin > s->dst_row ? it->rows.begin : s->dst_row;
-    int64_t end = least(it->rows.end, s->dst_row + n);
+    int64_t end = base_min64(it->rows.end, s->dst_row + n);
     if (begin >= end)
         return OK;
     struct span part = {begin - s->dst_row, end - s->dst_row}, rows = s->rows, cols = s->cols;
@@ -399,7 +394,7 @@ static enum status fill_item(struct job *j, const struct item *it, const struct 
     const struct local_weight *w = &j->weights[it->weight];
     const int64_t step = piece_rows(j, w);
     for (int64_t row = it->rows.begin; row < it->rows.end; row += step) {
-        const struct item piece = {it->weight, {row, least(row + step, it->rows.end)}};
+        const struct item piece = {it->weight, {row, base_min64(row + step, it->rows.end)}};
         for (int32_t s = 0; s < w->slice_count; s++) {
             enum status st = fill_slice(j, &piece, &w->slices[s], own, err);
             if (st != OK)
@@ -411,12 +406,10 @@ static enum status fill_item(struct job *j, const struct item *it, const struct 
 
 static void set_failed(struct job *j, enum status st, const struct err *err)
 {
-    int none = 0;
-    if (!atomic_compare_exchange_strong(&j->failed, &none, 1))
-        return; /* the first one is told */
+    if (atomic_exchange(&j->failed, true))
+        return; /* the first one is told, by who joins the threads */
     j->st = st;
     *j->err = *err;
-    atomic_store(&j->failed, 2);
 }
 
 static struct worker begin_work(struct job *j)
@@ -438,7 +431,7 @@ static void work(void *arg, int64_t begin, int64_t end)
     (void)end;
     for (;;) {
         int64_t i = atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed);
-        if (i >= j->item_count || atomic_load_explicit(&j->failed, memory_order_relaxed) != 0)
+        if (i >= j->item_count || atomic_load_explicit(&j->failed, memory_order_relaxed))
             break;
         if (!own.staging)
             own = begin_work(j);

@@ -27,7 +27,7 @@ struct job {
     _Atomic int64_t next;
     _Atomic int32_t workers;
     _Atomic uint64_t read_bytes;
-    _Atomic int failed; /* 0, 1 while err is written, 2 */
+    _Atomic bool failed; /* st and *err are whole when the threads have ended */
     enum status st;
     struct err *err;
 };

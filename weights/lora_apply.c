@@ -26,20 +26,15 @@ struct work {
     float *raw;    /* any of them as the file has it */
 };
 
-static size_t larger(size_t a, size_t b)
-{
-    return a > b ? a : b;
-}
-
 static enum status open_work(struct work *w, const struct lora_part *all, int32_t count,
                              struct span rows, struct span cols, struct err *err)
 {
     size_t rank = 0;
     const size_t height = (size_t)span_len(rows), width = base_align((size_t)span_len(cols), TILE);
     for (int32_t i = 0; i < count; i++)
-        rank = larger(rank, (size_t)all[i].rank);
+        rank = base_max_size(rank, (size_t)all[i].rank);
     const size_t sum = height * width, a = rank * width, tile = rank * TILE, b = height * rank;
-    const size_t raw = larger(rank * larger(height, width), all->whole ? sum : 0);
+    const size_t raw = base_max_size(rank * base_max_size(height, width), all->whole ? sum : 0);
     *w = (struct work){.rows = rows, .cols = cols, .width = (int64_t)width};
     w->memory = malloc((sum + a + tile + b + raw) * sizeof(float));
     if (!w->memory)

@@ -193,11 +193,6 @@ static bool read_zero(const struct packed_rows *p, const struct line *l, int64_t
     return *zero == half;
 }
 
-static int64_t least(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
 /* What becomes of a row: codes and scales, or values. */
 struct target {
     int8_t *codes;
@@ -229,7 +224,7 @@ static enum packed_fault read_row(const struct packed_rows *p, int64_t row, cons
     for (int64_t k = p->slice.cols.begin, next; k < end; k = next) {
         const int64_t group = g > 0 ? k / g : 0;
         int32_t zero;
-        next = least(end, (k / BACKEND_GROUP + 1) * BACKEND_GROUP);
+        next = base_min64(end, (k / BACKEND_GROUP + 1) * BACKEND_GROUP);
         const float scale =
             dtype_load(p->scales, p->scales_type,
                        (size_t)(scales.first + (group - scales.cols.begin) * scales.step));

@@ -128,19 +128,14 @@ static bool holds(struct span s, int64_t x)
     return s.begin <= x && x < s.end;
 }
 
-static int64_t min64(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
 /* End of the band of rows from `row` in which no box begins or ends. */
 static int64_t band_end(const struct placement_box *boxes, int32_t count, int64_t row, int64_t end)
 {
     for (int32_t i = 0; i < count; i++) {
         if (boxes[i].rows.begin > row)
-            end = min64(end, boxes[i].rows.begin);
+            end = base_min64(end, boxes[i].rows.begin);
         if (boxes[i].rows.end > row)
-            end = min64(end, boxes[i].rows.end);
+            end = base_min64(end, boxes[i].rows.end);
     }
     return end;
 }
@@ -159,10 +154,10 @@ static int64_t first_gap(const struct placement_box *boxes, int32_t count, int64
             if (holds(b->cols, col) && b->cols.end > reach)
                 reach = b->cols.end;
             else if (b->cols.begin > col && span_len(b->cols) > 0)
-                *next = min64(*next, b->cols.begin);
+                *next = base_min64(*next, b->cols.begin);
         }
         if (reach == col || reach >= end)
-            return min64(reach, end);
+            return base_min64(reach, end);
         col = reach;
     }
 }

@@ -7,6 +7,7 @@
 #include "weights/synth.h"
 
 #include "config/buf.h"
+#include "kernels/numerics.h"
 #include "weights/outdir.h"
 #include "weights/safetensors.h"
 
@@ -20,19 +21,11 @@
 
 /* ---- values ---- */
 
-/* splitmix64's finaliser (Steele, Lea, Flood 2014) */
-static uint64_t mix64(uint64_t x)
-{
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-    return x ^ (x >> 31);
-}
-
 static uint64_t row_key(const struct synth_rules *rules, const char *tensor, int64_t row)
 {
-    uint64_t h = mix64(rules->seed + 0x9e3779b97f4a7c15ull);
+    uint64_t h = numerics_mix(rules->seed + 0x9e3779b97f4a7c15ull);
     h = base_hash(BASE_HASH_INIT ^ h, tensor, strlen(tensor));
-    return mix64(mix64(h) + (uint64_t)row * 0x9e3779b97f4a7c15ull);
+    return numerics_mix(numerics_mix(h) + (uint64_t)row * 0x9e3779b97f4a7c15ull);
 }
 
 /* Both halves of the key enter, so that no two rows of a tensor run alike. The mix is lowbias32

@@ -3,6 +3,8 @@
  * Where the parts lie is the parallel layer's business, in every layout. */
 #include "engine/model/model.h"
 
+#include "engine/carve.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -98,19 +100,6 @@ static void rope_frequencies(const struct rope_config *r, int32_t dim, int32_t c
     }
 }
 
-/* Gives out 64-byte aligned pieces; counts only while base is NULL. */
-struct carver {
-    char *base;
-    size_t used;
-};
-
-static float *carve(struct carver *c, int64_t rows, int64_t cols)
-{
-    float *at = c->base ? (float *)(void *)(c->base + c->used) : NULL;
-    c->used += base_align((size_t)(rows * cols) * sizeof(float), 64);
-    return at;
-}
-
 /* Do layers that slide turn otherwise? */
 static bool has_local_rope(const struct model_config *cfg)
 {
@@ -122,17 +111,12 @@ static size_t carve_all(struct model *m, const struct model_config *cfg, const s
 {
     struct carver c = {base, 0};
     const int64_t e = cfg->rotary_dim, rows = flow_home_rows(f, m->rows_max);
-    m->kv_of = (int32_t *)(void *)carve(&c, 1, m->heads.heads);
-    m->rope = (struct rotation){carve(&c, 1, e / 2), carve(&c, rows, e)};
+    m->kv_of = carve(&c, 1, m->heads.heads, sizeof *m->kv_of);
+    m->rope = (struct rotation){carve_floats(&c, 1, e / 2), carve_floats(&c, rows, e)};
     if (has_local_rope(cfg))
-        m->local_rope = (struct rotation){carve(&c, 1, e / 2), carve(&c, rows, e)};
-    m->x = carve(&c, 1, (int64_t)parallel_rest_size(f, rank, m->rows_max));
+        m->local_rope = (struct rotation){carve_floats(&c, 1, e / 2), carve_floats(&c, rows, e)};
+    m->x = carve_floats(&c, 1, (int64_t)parallel_rest_size(f, rank, m->rows_max));
     return c.used;
-}
-
-static int32_t max32(int32_t a, int32_t b)
-{
-    return a > b ? a : b;
 }
 
 /* Sizes of the largest product, for which the backend reserves scratch: then no step allocates. */
@@ -145,8 +129,8 @@ static void largest(const struct model_config *m, const struct flow *f, int32_t 
     *out = m->vocab;
     for (size_t i = 0; i < ARRAY_LEN(products); i++) {
         const struct weight_spec w = flow_weight(f, products[i], rank);
-        *in = max32(*in, w.in);
-        *out = max32(*out, w.out);
+        *in = base_max32(*in, w.in);
+        *out = base_max32(*out, w.out);
     }
 }
 

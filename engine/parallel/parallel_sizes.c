@@ -2,6 +2,8 @@
  * those of the largest step of each form: no rank's part of a smaller one is larger. */
 #include "engine/parallel/parallel_state.h"
 
+#include "engine/carve.h"
+
 static const enum plan_part linears[] = {
     PLAN_QKV, PLAN_O, PLAN_GATE_UP, PLAN_DOWN, PLAN_DENSE_GATE_UP, PLAN_DENSE_DOWN};
 
@@ -44,17 +46,12 @@ static size_t part_size(const struct flow *f, int32_t rank, int32_t rows, struct
     return (size_t)v.rows * (size_t)v.cols;
 }
 
-static size_t larger(size_t a, size_t b)
-{
-    return a > b ? a : b;
-}
-
 size_t parallel_rest_size(const struct flow *f, int32_t rank, int32_t rows_max)
 {
     size_t most = 0;
     for (int32_t i = 0; i < PLAN_PHASES; i++)
-        most = larger(most, part_size(f, rank, most_rows(f, (enum plan_phase)i, rows_max),
-                                      f->hidden, &f->phase[i].rest));
+        most = base_max_size(most, part_size(f, rank, most_rows(f, (enum plan_phase)i, rows_max),
+                                             f->hidden, &f->phase[i].rest));
     return most;
 }
 
@@ -114,16 +111,18 @@ struct moving_sizes parallel_moving_sizes(const struct flow *f, int32_t rows_max
             const struct weight_spec whole = flow_weight(f, linears[k], rank);
             const struct weight_spec part = flow_stored(f, linears[k], rank);
             if (l->summa && rows > 0) {
-                s.summa.weight_bytes = larger(s.summa.weight_bytes, f->ops->weight_bytes(&whole));
+                s.summa.weight_bytes =
+                    base_max_size(s.summa.weight_bytes, f->ops->weight_bytes(&whole));
                 s.summa.rounds =
                     f->mesh.axis[f->choice[linears[k]].weight.axis[SPREAD_COLS][0]].size;
-                s.summa.x = larger(s.summa.x, part_size(f, rank, rows, l->in, &l->uses));
-                s.summa.y = larger(s.summa.y, part_size(f, rank, rows, l->out, &l->product));
+                s.summa.x = base_max_size(s.summa.x, part_size(f, rank, rows, l->in, &l->uses));
+                s.summa.y = base_max_size(s.summa.y, part_size(f, rank, rows, l->out, &l->product));
             }
             if (l->gathered) {
-                s.gathered.part_bytes = larger(s.gathered.part_bytes, f->ops->weight_bytes(&part));
+                s.gathered.part_bytes =
+                    base_max_size(s.gathered.part_bytes, f->ops->weight_bytes(&part));
                 s.gathered.whole_bytes =
-                    larger(s.gathered.whole_bytes, f->ops->weight_bytes(&whole));
+                    base_max_size(s.gathered.whole_bytes, f->ops->weight_bytes(&whole));
             }
         }
     }
@@ -137,18 +136,11 @@ size_t parallel_arena_bytes(const struct flow *f, int32_t rows_max, int32_t samp
     return redistribute_arena_bytes(&moves) + moving_arena_bytes(&moving);
 }
 
-/* Gives out 64-byte aligned pieces; counts only while base is NULL. */
-static float *carve(char *base, size_t *used, size_t elements)
-{
-    float *at = base ? (float *)(void *)(base + *used) : NULL;
-    *used += base_align(elements * sizeof(float), 64);
-    return at;
-}
-
 size_t parallel_carve(struct parallel *p, const struct flow *f, int32_t rank, int32_t rows_max,
                       int32_t samples_max, char *base)
 {
-    size_t input = 0, product = 0, sampled = 0, blocks = 0, delta = 0, used = 0;
+    size_t input = 0, product = 0, sampled = 0, blocks = 0, delta = 0;
+    struct carver c = {base, 0};
     for (int32_t i = 0; i < PLAN_PHASES; i++) {
         const struct flow_phase *phase = &f->phase[i];
         const struct flow_linear *head = &phase->linear[PLAN_HEAD], *l = NULL;
@@ -157,38 +149,36 @@ size_t parallel_carve(struct parallel *p, const struct flow *f, int32_t rank, in
             continue;
         for (size_t k = 0; k < ARRAY_LEN(linears); k++) {
             l = &phase->linear[linears[k]];
-            input = larger(input, part_size(f, rank, rows, l->in, &l->before.from));
-            product = larger(product, part_size(f, rank, rows, l->out, &l->product));
+            input = base_max_size(input, part_size(f, rank, rows, l->in, &l->before.from));
+            product = base_max_size(product, part_size(f, rank, rows, l->out, &l->product));
         }
         const size_t table =
             part_size(f, rank, rows, f->hidden, &phase->linear[PLAN_EMBED].product);
         const size_t logits = part_size(f, rank, samples_max, head->out, &head->product);
-        product = larger(product, larger(table, logits));
+        product = base_max_size(product, base_max_size(table, logits));
         const struct matrix x = flow_matrix(0, f->hidden);
         const struct view rest = parallel_part(f, rank, &x, &phase->rest, NULL);
-        sampled = larger(sampled, (size_t)samples_max * (size_t)rest.cols);
+        sampled = base_max_size(sampled, (size_t)samples_max * (size_t)rest.cols);
         if (parallel_makes_delta(f))
-            delta = larger(delta, part_size(f, rank, rows, f->hidden, &phase->rest));
+            delta = base_max_size(delta, part_size(f, rank, rows, f->hidden, &phase->rest));
         l = &phase->linear[PLAN_GATE_UP];
         if (!spread_equal(&l->after.to, &f->mlp))
-            blocks = larger(blocks, part_size(f, rank, rows, l->out, &l->after.to));
+            blocks = base_max_size(blocks, part_size(f, rank, rows, l->out, &l->after.to));
     }
-    p->input = carve(base, &used, input);
-    p->product = carve(base, &used, product);
-    p->sampled = carve(base, &used, sampled);
-    p->sums = carve(base, &used, (size_t)rows_max);
-    p->gate_up = carve(base, &used, blocks);
-    p->act = carve(base, &used, blocks);
-    p->delta = carve(base, &used, delta);
-    p->index = (int32_t *)(void *)carve(base, &used, (size_t)samples_max);
+    p->input = carve_floats(&c, 1, (int64_t)input);
+    p->product = carve_floats(&c, 1, (int64_t)product);
+    p->sampled = carve_floats(&c, 1, (int64_t)sampled);
+    p->sums = carve_floats(&c, 1, rows_max);
+    p->gate_up = carve_floats(&c, 1, (int64_t)blocks);
+    p->act = carve_floats(&c, 1, (int64_t)blocks);
+    p->delta = carve_floats(&c, 1, (int64_t)delta);
+    p->index = carve(&c, 1, samples_max, sizeof(int32_t));
     const int32_t experts = mixture_experts(&f->mixture), chosen = mixture_chosen(&f->mixture);
     const struct routing_rules rules = parallel_rules(&f->mixture);
-    const size_t pairs = (size_t)rows_max * (size_t)chosen;
-    p->router =
-        carve(base, &used, (size_t)rows_max * (size_t)backend_route_logits(experts, &rules));
-    p->routing = (struct routing){experts, chosen, (int32_t *)(void *)carve(base, &used, pairs),
-                                  carve(base, &used, pairs)};
-    return used;
+    p->router = carve_floats(&c, rows_max, backend_route_logits(experts, &rules));
+    p->routing = (struct routing){experts, chosen, carve(&c, rows_max, chosen, sizeof(int32_t)),
+                                  carve_floats(&c, rows_max, chosen)};
+    return c.used;
 }
 
 size_t parallel_local_bytes(const struct flow *f, int32_t rank, int32_t rows_max,

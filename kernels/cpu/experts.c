@@ -39,11 +39,6 @@ struct job {
     int32_t segment_count, tiles, slices;
 };
 
-static int32_t least(int32_t a, int32_t b)
-{
-    return a < b ? a : b;
-}
-
 /* ---- sizes ---- */
 
 static int32_t chunk_rows(const struct weight_spec *s, int32_t chosen)
@@ -55,7 +50,7 @@ static int32_t chunk_rows(const struct weight_spec *s, int32_t chosen)
 /* Tiles of so many pairs, at most: each segment may end with one that is not full. */
 static int32_t tiles_of(int32_t pairs, int32_t count)
 {
-    return pairs / CPU_TILE_ROWS + least(pairs, count);
+    return pairs / CPU_TILE_ROWS + base_min32(pairs, count);
 }
 
 /* Floats of the accumulators of an item: a product's, and with sums those of all leaves. */
@@ -67,9 +62,9 @@ static size_t partial_floats(const struct weight_spec *s, int32_t rows)
 
 static enum status reserve(struct cpu_backend *c, const struct experts *w, struct err *err)
 {
-    const int32_t rows = least(w->rows_max, chunk_rows(&w->spec, w->chosen));
+    const int32_t rows = base_min32(w->rows_max, chunk_rows(&w->spec, w->chosen));
     const int32_t pairs = rows * w->chosen, tiles = tiles_of(pairs, w->count);
-    const int32_t few = least(rows, CPU_WIDE_ROWS);
+    const int32_t few = base_min32(rows, CPU_WIDE_ROWS);
     const size_t words = product_words(w->spec.in);
     size_t partial = partial_floats(&w->spec, rows), gather = CPU_TILE_ROWS * (size_t)w->spec.in;
     if (partial_floats(&w->spec, few) > partial)
@@ -247,7 +242,7 @@ static int32_t some_panels(const struct product *p, float *acc, int32_t first, i
 /* Outputs of a panel. */
 static int32_t outputs(const struct job *j, int32_t panel)
 {
-    return least(j->w->spec.out - panel * CPU_PANEL, CPU_PANEL);
+    return base_min32(j->w->spec.out - panel * CPU_PANEL, CPU_PANEL);
 }
 
 /* Item i of expert_linear: some panels of a segment. */
@@ -259,7 +254,8 @@ static void multiply(void *arg, int32_t worker, int64_t begin, int64_t end)
     for (int64_t i = begin; i < end; i++) {
         const struct segment *s = &j->segments[i / items];
         const struct product p = product_in(j, s);
-        const int32_t first = (int32_t)(i % items) * PANELS, last = least(first + PANELS, panels);
+        const int32_t first = (int32_t)(i % items) * PANELS,
+                      last = base_min32(first + PANELS, panels);
         for (int32_t panel = first, n; panel < last; panel += n) {
             n = some_panels(&p, acc, panel, last - panel, 0);
             for (int32_t q = 0; q < n; q++)
@@ -303,7 +299,7 @@ static void add_up(void *arg, int32_t worker, int64_t begin, int64_t end)
     float *sum = j->c->partial + (size_t)worker * j->c->partial_floats;
     for (int64_t item = begin; item < end; item++) {
         const int32_t first = (int32_t)item * each;
-        const int32_t panels = least(product_panels(j->w->weight[0]) - first, each);
+        const int32_t panels = base_min32(product_panels(j->w->weight[0]) - first, each);
         const size_t floats = (size_t)panels * (size_t)j->rows * CPU_PANEL;
         float *acc = sum + (size_t)spec->leaves * floats;
         memset(sum, 0, (size_t)spec->leaves * floats * sizeof *sum);
@@ -349,7 +345,7 @@ static void run(struct backend *b, struct view y, struct cview x, const struct e
     const int32_t chunks = (x.rows - 1) / most + 1, chunk = (x.rows - 1) / chunks + 1;
     for (int32_t row = 0; row < x.rows; row += chunk) {
         struct job j = {.c = cpu_of(b), .w = w, .sums = sums, .chosen = r->chosen};
-        j.rows = least(x.rows - row, chunk);
+        j.rows = base_min32(x.rows - row, chunk);
         j.pairs = j.rows * r->chosen;
         j.expert = r->expert + (ptrdiff_t)row * r->chosen;
         j.share = r->share + (ptrdiff_t)row * r->chosen;

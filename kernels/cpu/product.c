@@ -13,16 +13,6 @@
 #define BLOCK_BYTES 16384 /* of a panel per block of K */
 #define PACK_RUNS 64      /* of I8 and I4 that a thread packs at a time */
 
-static int32_t least(int32_t a, int32_t b)
-{
-    return a < b ? a : b;
-}
-
-static int32_t most(int32_t a, int32_t b)
-{
-    return a > b ? a : b;
-}
-
 int32_t product_tiles(int32_t rows)
 {
     return (rows + CPU_TILE_ROWS - 1) / CPU_TILE_ROWS;
@@ -100,13 +90,13 @@ void product_pack_runs(const struct product *p, float *tile, int32_t rows, int32
     const struct weight_spec *s = &p->w->spec;
     const int32_t first = slice * PACK_RUNS;
     for (int32_t l = 0; l < s->leaves; l++) {
-        int32_t g, end, run = most(first, p->run[l]);
+        int32_t g, end, run = base_max32(first, p->run[l]);
         leaf_groups(s, l, &g, &end);
-        for (; run < least(first + PACK_RUNS, p->run[l + 1]); run++) {
+        for (; run < base_min32(first + PACK_RUNS, p->run[l + 1]); run++) {
             int32_t *dst = (int32_t *)(void *)tile + (ptrdiff_t)run * CPU_RUN_WORDS * rows;
             const int32_t place = (g + run - p->run[l]) * BACKEND_GROUP - s->scale_skip;
-            const int32_t from = most(place, s->cut[l]);
-            const int32_t to = least(place + BACKEND_GROUP, s->cut[l + 1]);
+            const int32_t from = base_max32(place, s->cut[l]);
+            const int32_t to = base_min32(place + BACKEND_GROUP, s->cut[l + 1]);
             p->isa->pack_run(dst, rows, row, x + from, from - place, to - place);
         }
     }
@@ -135,7 +125,7 @@ static void leaf_float(const struct product *p, float *acc, const unsigned char 
     if (from == to)
         memset(acc, 0, (size_t)panels * (size_t)p->rows * CPU_PANEL * sizeof *acc);
     for (int32_t k = from, n; k < to; k += n) {
-        n = least(least(to, backend_scale_end(spec, k)) - k, p->block);
+        n = base_min32(base_min32(to, backend_scale_end(spec, k)) - k, p->block);
         struct cpu_tile block = {
             .acc = acc,
             .w = panel + layout_line(spec->dtype, k),
@@ -171,7 +161,7 @@ static void leaf_int(const struct product *p, float *acc, const unsigned char *p
     if (first == end)
         memset(acc, 0, (size_t)panels * (size_t)p->rows * CPU_PANEL * sizeof *acc);
     for (int32_t g = first, n; g < end; g += n) {
-        n = least(end - g, p->block);
+        n = base_min32(end - g, p->block);
         for (int32_t i = 0; i < p->tiles; i++) {
             const int32_t row = product_tile(p, i), rows = product_tile(p, i + 1) - row;
             const float *x = p->packed + (size_t)i * p->tile_floats;

@@ -3,6 +3,7 @@
 #include "server/bench/workload.h"
 
 #include "config/jdoc.h"
+#include "kernels/numerics.h"
 
 #include <errno.h>
 #include <math.h>
@@ -28,10 +29,7 @@ struct workload {
 /* splitmix64: good enough to choose prompts and times, and the same everywhere. */
 static uint64_t next(uint64_t *state)
 {
-    uint64_t z = *state += 0x9e3779b97f4a7c15ull;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return z ^ (z >> 31);
+    return numerics_mix(*state += 0x9e3779b97f4a7c15ull);
 }
 
 static uint64_t key(int64_t seed, uint64_t round, uint64_t i)

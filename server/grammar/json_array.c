@@ -5,11 +5,6 @@ static int32_t rule_at(const struct json_elements *e, int64_t i)
     return i < e->prefix_count ? e->prefix[i] : e->item;
 }
 
-static int64_t larger(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
 /* From the end: what may come after i elements, and the element that follows them. */
 int32_t json_array_build(const struct json_text *t, const struct json_elements *e)
 {
@@ -21,7 +16,7 @@ int32_t json_array_build(const struct json_text *t, const struct json_elements *
     int64_t count = e->max;
     int32_t after = last; /* `count` elements */
     if (count < 0) {
-        count = larger(larger(e->prefix_count, e->min), 1);
+        count = base_max64(base_max64(e->prefix_count, e->min), 1);
         const int32_t loop = grammar_fork(g);
         grammar_fork_set(g, loop, last, json_text_word(t, ",", grammar_call(g, e->item, loop)));
         after = loop;
