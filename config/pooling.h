@@ -23,7 +23,8 @@ struct pooling {
 };
 
 /* ERR_MODEL with file and key: anything but the last token's hidden state is wanted, or a module
- * behind that, or letters made small before it, which are not computed here. */
+ * behind that, or letters made small before it, which are not computed here. *out is anything
+ * then. */
 enum status pooling_load(const char *dir, struct pooling *out, struct err *err) MUST_USE;
 
 #endif

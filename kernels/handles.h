@@ -1,5 +1,5 @@
-/* Bodies of the opaque handles, for backend implementations only: every backend begins its weight
- * and cache with these fields, so that backend.c can check shapes without knowing the layout. */
+/* Bodies of the opaque handles, for backend.c and backends only: they are the same for all, so that
+ * backend.c can check shapes without knowing how a backend lays out the storage. */
 #ifndef TESSERA_KERNELS_HANDLES_H
 #define TESSERA_KERNELS_HANDLES_H
 

@@ -53,7 +53,6 @@ static bool is_url(const char *s)
     return strstr(s, "://") != NULL;
 }
 
-/* Everything that can be wrong with the command line, before anything is started. */
 /* An option that asks for what --latency and --throughput do not do, or NULL. */
 static const char *option_of_http(const struct options *o)
 {
@@ -77,6 +76,7 @@ static enum status check_file(const char *option, const char *path, struct err *
     return OK;
 }
 
+/* Everything that can be wrong with the command line, before anything is started. */
 static enum status check_options(struct bench *b, struct err *err)
 {
     enum status st = OK;

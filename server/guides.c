@@ -1,7 +1,7 @@
-/* DESIGN: a table with a lock, for the lookup only: grammars are made outside of it, on the thread
- * of the request. What nobody uses gives way to what is new, the longest unused first; while all
- * are in use, there is no room for another. The vocabulary's tree is made when it is first needed.
- */
+/* DESIGN: a table with a lock. Grammars are made outside of it, on the thread of the request; the
+ * vocabulary's tree, which all of them need, under it, by whoever needs it first. What nobody uses
+ * gives way to what is new, the longest unused first; while all are in use, there is no room for
+ * another. */
 #include "server/guides.h"
 
 #include <pthread.h>

@@ -1,6 +1,7 @@
 /* DESIGN: a backend is one device, one stream and the scratch that ops need, allocated at open and
- * in reserve only. Everything is asynchronous in the stream's order; the first failure is kept and
- * told by the next download, the only place where the host waits. */
+ * in reserve only. Ops are asynchronous in the stream's order; the first failure is kept and told
+ * by the next download or land. The host waits there, in sync, and in an upload while all pinned
+ * buffers are under way. */
 #include "kernels/cuda/cuda.h"
 
 #include "kernels/cpu/pool.h"

@@ -92,7 +92,7 @@ struct cuda_backend {
     void *watch_arg;
     int64_t watched;          /* ns, when last */
     pthread_mutex_t watching; /* by one thread at a time; the others need not wait for it */
-    /* The first thing that went wrong, told by the next sync. */
+    /* The first thing that went wrong, told by every download and land from then on. */
     pthread_mutex_t failure_lock;
     enum status failed;
     struct err failure;

@@ -2,7 +2,8 @@
  * stages (and convert) while copies of earlier ones are under way, so reading files and copying
  * overlap and the caller's buffer is free on return. One stream carries the copies and the ops, so
  * what was uploaded is there for the ops that follow. What steps upload and fetch is small and
- * much: it shares pinned buffers, and nothing of it waits for the device but land. */
+ * much: it shares pinned buffers, of which uploads have two, and waits for the device in land and
+ * where both are under way. */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/entry.h"
 #include "kernels/numerics.h"
