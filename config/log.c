@@ -19,6 +19,7 @@ enum form { FORM_TEXT, FORM_JOURNAL, FORM_JSON, FORM_JSON_JOURNAL };
 
 static _Atomic int current_level = LOG_INFO;
 static _Atomic int current_form = FORM_TEXT;
+static _Atomic bool dated; /* times of text: of what is kept, not watched */
 static _Atomic uint64_t dropped;
 
 static const char *const level_names[] = {"error", "warning", "info", "debug"};
@@ -106,13 +107,20 @@ static void put_time(struct line *l, bool json)
     struct timespec now;
     struct tm tm;
     char text[64];
+    const bool date = json || atomic_load(&dated);
     clock_gettime(CLOCK_REALTIME, &now);
     if (json)
         gmtime_r(&now.tv_sec, &tm);
     else
         localtime_r(&now.tv_sec, &tm);
-    put(l, text, strftime(text, sizeof text, json ? "%Y-%m-%dT%H:%M:%S" : "%H:%M:%S", &tm));
+    put(l, text, strftime(text, sizeof text, date ? "%Y-%m-%dT%H:%M:%S" : "%H:%M:%S", &tm));
     put(l, text, (size_t)snprintf(text, sizeof text, ".%03ld", now.tv_nsec / 1000000));
+    if (json || !date)
+        return;
+    const long minutes = tm.tm_gmtoff / 60, size = labs(minutes);
+    put(l, text,
+        (size_t)snprintf(text, sizeof text, "%c%02ld:%02ld", minutes < 0 ? '-' : '+', size / 60,
+                         size % 60));
 }
 
 /* The message comes last, so that it is what a line that is too long loses. */
@@ -168,7 +176,7 @@ void log_event(enum log_level level, const char *message, const struct log_field
     struct line l;
     char head[16];
     const int form = atomic_load(&current_form);
-    if ((int)level > atomic_load(&current_level))
+    if (!log_shows(level))
         return;
     l.n = 0;
     if (form == FORM_JOURNAL || form == FORM_JSON_JOURNAL)
@@ -207,6 +215,11 @@ void log_level(enum log_level level)
     atomic_store(&current_level, (int)level);
 }
 
+bool log_shows(enum log_level level)
+{
+    return (int)level <= atomic_load(&current_level);
+}
+
 /* $JOURNAL_STREAM is device and inode of the journal's socket: stderr, unless it was redirected. */
 static bool is_journal(void)
 {
@@ -222,6 +235,7 @@ void log_setup(const char *format, const char *level)
     const bool json = format && strcmp(format, "json") == 0;
     const int plain = json ? FORM_JSON : FORM_TEXT;
     atomic_store(&current_form, is_journal() ? plain + 1 : plain);
+    atomic_store(&dated, !isatty(STDERR_FILENO));
     for (size_t i = 0; level && i < ARRAY_LEN(level_names); i++)
         if (strcmp(level, level_names[i]) == 0)
             log_level((enum log_level)i);

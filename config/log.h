@@ -1,6 +1,7 @@
 /* The log: one line per event on stderr, as text for people, JSON for machines, or with the
- * journal's priorities where stderr is the journal. Thread-safe. A line is written whole or dropped
- * and counted: a log that nobody reads must not stop the server. */
+ * journal's priorities where stderr is the journal. Text has the time of day on a terminal, the
+ * date with it elsewhere, and neither in the journal, which adds its own. Thread-safe. A line is
+ * written whole or dropped and counted: a log that nobody reads must not stop the server. */
 #ifndef TESSERA_CONFIG_LOG_H
 #define TESSERA_CONFIG_LOG_H
 
@@ -18,6 +19,8 @@ struct log_field {
 /* Words of LOG_FORMATS and LOG_LEVELS; NULL: text, info. Once, before other threads start. */
 void log_setup(const char *format, const char *level);
 void log_level(enum log_level level);
+/* Are lines of that level written? For what costs something to find out. */
+bool log_shows(enum log_level level);
 
 /* Control bytes are masked or escaped, and in JSON what is not UTF-8 becomes U+FFFD: nobody's text
  * can forge a line. What does not fit is cut from the message. */

@@ -129,6 +129,7 @@ struct job *job_open(struct service *s, const struct job_kind *kind, struct http
     j->meta.repeated = &j->request.repeated;
     service_enter(s);
     http_hold(r);
+    http_address(r, j->client);
     http_take_body(r, &j->body);
     http_on_end(r, on_end, j);
     return j;
@@ -376,7 +377,7 @@ void job_take_parts(struct choice *c, bool token)
 }
 
 /* A choice that ended by itself and has calls ended in order to make them. */
-static const char *finish_reason(const struct choice *c)
+const char *job_finish_reason(const struct choice *c)
 {
     const bool calls = c->answer && answer_calls_total(c->answer) > 0;
     return calls && c->finish_reason && strcmp(c->finish_reason, "stop") == 0 ? "tool_calls"
@@ -397,7 +398,7 @@ static struct completion_choice describe(const struct choice *c)
         .answer = c->answer,
         .state = c->state,
         .reasons = c->reasons,
-        .finish_reason = finish_reason(c),
+        .finish_reason = job_finish_reason(c),
         .capped = q->capped,
         .stop_token = c->stop_token,
         .with_token_ids = q->return_token_ids,
@@ -444,6 +445,13 @@ void job_send_chunk(struct choice *c, struct buf *scratch)
         push(j, scratch, false);
 }
 
+static void note_fault(struct job *j, const struct api_error *e)
+{
+    j->fault.code = api_error_code(e);
+    if (!e->is_quoted)
+        snprintf(j->fault.param, sizeof j->fault.param, "%s", e->param);
+}
+
 /* Ends it with what went wrong, which is no end that looks whole. */
 static void break_stream(struct job *j, const struct api_error *e)
 {
@@ -476,6 +484,8 @@ static void complete_stream(struct job *j, struct buf *scratch)
         api_error_from_status(&e, ERR_NOMEM, &(struct err){""});
     else if (!http_reserve(j->http, scratch->len))
         http_no_room(&e);
+    if (e.http_status)
+        note_fault(j, &e);
     if (e.http_status)
         break_stream(j, &e);
     else
@@ -520,6 +530,7 @@ static int32_t complete_object(struct job *j)
         return 200;
     }
     buf_free(&body);
+    note_fault(j, &e);
     http_reply_error(j->http, &e);
     return e.http_status;
 }
@@ -545,6 +556,7 @@ void job_fail(struct job *j, const struct api_error *e)
     cancel_choices(j);
     j->over = true;
     j->status = j->streaming ? 200 : e->http_status;
+    note_fault(j, e);
     if (j->streaming)
         break_stream(j, e);
     else

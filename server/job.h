@@ -67,6 +67,7 @@ struct job {
     struct service *service;
     const struct job_kind *kind;
     struct http_request *http; /* held */
+    char client[HTTP_ADDRESS_MAX];
     int64_t arrived_ns;
     struct buf body;
     struct completion_request request; /* the worker's, immutable once submitted */
@@ -84,9 +85,13 @@ struct job {
     struct choice *choices;
     int32_t choice_count, ended_count;
     int64_t prompt_tokens;
-    size_t bytes;   /* of the answer that are still to be written at once, about */
-    bool slow;      /* its output is the slow lane's */
-    int32_t status; /* of the answer, or JOB_CLIENT_LEFT; 0: none yet */
+    size_t bytes;         /* of the answer that are still to be written at once, about */
+    bool slow;            /* its output is the slow lane's */
+    int32_t status;       /* of the answer, or JOB_CLIENT_LEFT; 0: none yet */
+    struct {              /* for the log: what went wrong */
+        const char *code; /* static; NULL: nothing */
+        char param[64];   /* the request's field; "": none */
+    } fault;
     bool streaming; /* headers are sent */
     bool waiting;   /* in the output's list of streams */
     bool over;      /* the answer is complete, or nobody waits for it */
@@ -107,6 +112,8 @@ void job_submit(struct job *j);
 
 /* A choice ends, with what is known so far. */
 void job_end_choice(struct choice *c, const char *finish_reason, int32_t stop_index);
+/* Of one that has ended: "stop", "length", "tool_calls". */
+const char *job_finish_reason(const struct choice *c);
 /* Of a choice with an answer of parts: what has come of its text becomes some. token: it was one
  * that brought it. */
 void job_take_parts(struct choice *c, bool token);

@@ -1,5 +1,5 @@
-/* One line of the log per completion request, when its exchange is over: who, how it ended, how
- * many tokens, how long. Never what was said. */
+/* One line of the log per request that the engine answers, when its exchange is over: who asked for
+ * what, how it ended, how many tokens, how long. Never what was said, nor by whose key. */
 #ifndef TESSERA_SERVER_REQUEST_LOG_H
 #define TESSERA_SERVER_REQUEST_LOG_H
 

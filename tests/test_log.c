@@ -6,8 +6,10 @@
 
 #include "config/jdoc.h"
 
+#include <ctype.h>
 #include <fcntl.h>
 #include <string.h>
+#include <time.h>
 
 static int real_stderr, ends[2];
 
@@ -47,6 +49,50 @@ static void test_text(void **state)
     assert_null(strstr(text, "not shown"));
     assert_non_null(strstr(text, " warning done id=a-1 tokens=12\n"));
     assert_non_null(strstr(text, "\ntessera: no?way\n"));
+}
+
+/* '9' in the pattern is a digit. */
+static void assert_matches(const char *text, const char *pattern)
+{
+    for (size_t i = 0; i == 0 || pattern[i - 1]; i++)
+        if (pattern[i] == '9' ? !isdigit((unsigned char)text[i]) : text[i] != pattern[i])
+            fail_msg("%s is not as %s", text, pattern);
+}
+
+/* A log that is kept says on which day, and by whose clock; a terminal needs neither. */
+static void test_dates(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *zone, *offset;
+    } cases[] = {{"XST-8", "+08:00"}, {"XST3:30", "-03:30"}, {"UTC0", "+00:00"}};
+    char pattern[128], line[256] = "";
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        setenv("TZ", cases[i].zone, 1);
+        tzset();
+        capture();
+        log_setup("text", "info");
+        base_log(LOG_INFO, "hello");
+        snprintf(pattern, sizeof pattern, "9999-99-99T99:99:99.999%s info    hello\n",
+                 cases[i].offset);
+        assert_matches(release(), pattern);
+    }
+    unsetenv("TZ");
+    tzset();
+    const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
+    assert_true(terminal >= 0 && grantpt(terminal) == 0 && unlockpt(terminal) == 0);
+    const int screen = open(ptsname(terminal), O_RDWR | O_NOCTTY);
+    assert_true(screen >= 0);
+    real_stderr = dup(STDERR_FILENO);
+    dup2(screen, STDERR_FILENO);
+    log_setup("text", "info");
+    base_log(LOG_INFO, "hello");
+    dup2(real_stderr, STDERR_FILENO);
+    close(real_stderr);
+    assert_true(read(terminal, line, sizeof line - 1) > 0);
+    close(screen);
+    close(terminal);
+    assert_matches(line, "99:99:99.999 info    hello\r\n");
 }
 
 /* jansson is the judge of what we write. */
@@ -223,6 +269,7 @@ int main(void)
         cmocka_unit_test(test_json),      cmocka_unit_test(test_long),
         cmocka_unit_test(test_full_pipe), cmocka_unit_test(test_journal),
         cmocka_unit_test(test_gpus),      cmocka_unit_test(test_nodes),
+        cmocka_unit_test(test_dates),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);
 }

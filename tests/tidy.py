@@ -330,7 +330,8 @@ TESTED_BY = {
     "server/http/http_id.c": "tests/test_http.c",
     "server/http/http_intake.c": "tests/test_intake.c tests/fuzz/fuzz_guard.c "
                                  "tests/blackbox/test_guard.py",
-    "server/http/http_listen.c": "tests/test_http.c",
+    "server/http/http_listen.c": "tests/test_http.c tests/blackbox/test_log.py",
+    "server/http/http_log.c": "tests/blackbox/test_log.py",
     "server/http/http_peer.c": "tests/blackbox/test_limits.py",
     "server/http/http_refusal.c": "tests/blackbox/test_guard.py",
     "server/http/http_route.c": "tests/test_http.c",

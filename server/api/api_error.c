@@ -59,6 +59,7 @@ static enum status fill(struct api_error *e, int32_t http_status, const char *co
     e->code = code;
     e->retry_after_s = http_status == 429 || http_status == 503;
     snprintf(e->param, sizeof e->param, "%s", field ? field : "");
+    e->is_quoted = false;
     return ERR_INPUT;
 }
 
@@ -79,6 +80,11 @@ enum status api_error_set(struct api_error *e, int32_t http_status, const char *
     vsnprintf(e->message, sizeof e->message, fmt, ap);
     va_end(ap);
     return fill(e, http_status, code, NULL);
+}
+
+const char *api_error_code(const struct api_error *e)
+{
+    return e->code ? e->code : e->type;
 }
 
 void api_error_from_status(struct api_error *e, enum status st, const struct err *err)

@@ -16,6 +16,7 @@ struct api_error {
     const char *type; /* static; "invalid_request_error", ... */
     const char *code; /* static; NULL: none */
     char param[64];   /* field of the request; "": none */
+    bool is_quoted;   /* param is the client's own word, which the log does not have */
     char message[480];
     int32_t retry_after_s; /* 0: no such header */
 };
@@ -26,6 +27,8 @@ enum status api_error_field(struct api_error *e, const char *field, const char *
 /* Any other; type follows from the HTTP status. Returns ERR_INPUT, so that it reads as above. */
 enum status api_error_set(struct api_error *e, int32_t http_status, const char *code,
                           const char *fmt, ...) PRINTF_LIKE(4, 5);
+/* A word for the log: the code, or the type where there is none. Static. */
+const char *api_error_code(const struct api_error *e);
 /* What a failed call of the engine or the tokenizer means to the client. */
 void api_error_from_status(struct api_error *e, enum status st, const struct err *err);
 /* The JSON object, as OpenAI has it. Bytes of the message that are not UTF-8 come out as '?'. */

@@ -72,8 +72,11 @@ static enum status make_reals(const char *text, size_t n, const char *const *fie
     for (*changed = 0; next_huge(&w); ++*changed) {
         snprintf(name, sizeof name, "%.*s",
                  (int)(w.key_len < sizeof name ? w.key_len : sizeof name - 1), text + w.key);
-        if (!is_among(name, fields))
-            return api_error_field(e, name, "%s has an integer of more than 64 bits", name);
+        if (!is_among(name, fields)) {
+            api_error_field(e, name, "%s has an integer of more than 64 bits", name);
+            e->is_quoted = true; /* any member's, at any depth */
+            return ERR_INPUT;
+        }
         buf_add(out, text + done, w.end - done);
         buf_puts(out, ".0");
         done = w.end;

@@ -84,6 +84,27 @@ void http_release(struct http_request *r)
     free(r);
 }
 
+const char *http_path(const struct http_request *r)
+{
+    return r->route->path;
+}
+
+const struct sockaddr *http_request_peer(struct MHD_Connection *connection)
+{
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    return info ? info->client_addr : NULL;
+}
+
+void http_address(const struct http_request *r, char out[HTTP_ADDRESS_MAX])
+{
+    const struct sockaddr *peer = http_request_peer(r->connection);
+    _Static_assert(HTTP_ADDRESS_MAX == HTTP_LISTEN_ADDRESS_MAX, "of one kind");
+    snprintf(out, HTTP_ADDRESS_MAX, "?");
+    if (peer)
+        http_listen_address(peer, out);
+}
+
 const char *http_rest(const struct http_request *r)
 {
     return r->rest;
@@ -146,11 +167,8 @@ static const char *header_of(const struct http_request *r, const char *name)
 
 static uint64_t hash_of_address(struct MHD_Connection *connection)
 {
-    const union MHD_ConnectionInfo *info =
-        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
-    if (!info || !info->client_addr)
-        return 0;
-    return http_listen_hash(info->client_addr);
+    const struct sockaddr *peer = http_request_peer(connection);
+    return peer ? http_listen_hash(peer) : 0;
 }
 
 static bool is_open(const struct http_config *c, const char *path)
@@ -277,7 +295,8 @@ static void judge_head(struct http_request *r, const char *target, const char *m
     const char *host;
     size_t host_n;
     target += http_host_of_target(target, strlen(target), &host, &host_n);
-    const char *path = choose_path(r, *target ? target : "/", method);
+    r->path = *target ? target : "/";
+    const char *path = choose_path(r, r->path, method);
     http_id_choose(header_of(r, "X-Request-Id"), r->id);
     r->errors = http_route_errors(&c->routes, path);
     if (!http_intake_has_request(http_peer_fd(r->peer))) {

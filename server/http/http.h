@@ -21,6 +21,8 @@
 struct http;
 struct keys;
 
+#define HTTP_ADDRESS_MAX 46 /* of a numeric address */
+
 struct http_config {
     const char *host; /* numeric address */
     int32_t port;     /* 0: any free one */
@@ -47,6 +49,10 @@ void http_close(struct http *h);
 
 /* ---- the request; valid in the handler and while held; text is valid in the handler only ---- */
 
+/* Of the route. Static. */
+const char *http_path(const struct http_request *r);
+/* Where the client is. Only in the handler. */
+void http_address(const struct http_request *r, char out[HTTP_ADDRESS_MAX]);
 /* Path after the route's prefix; "" for an exact route. */
 const char *http_rest(const struct http_request *r);
 /* The client's X-Request-Id, or one of ours. Valid while held. */

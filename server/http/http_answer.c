@@ -1,7 +1,9 @@
 /* DESIGN: an answer given by any thread is only stored; the connection's own thread, woken for it,
  * queues it, because the library's responses belong to that thread. A stream is a callback that
  * takes what is there and suspends the connection when nothing is. */
+#include "config/log.h"
 #include "server/http/http_cors.h"
+#include "server/http/http_log.h"
 #include "server/http/http_request.h"
 
 #include <microhttpd.h>
@@ -105,6 +107,7 @@ void http_reply_error(struct http_request *r, const struct api_error *e)
 {
     struct buf body;
     buf_init(&body, 4096);
+    r->error = api_error_code(e);
     if (r->errors == API_ERROR_ANTHROPIC)
         api_error_write_anthropic(e, r->id, &body);
     else
@@ -333,6 +336,18 @@ static void add_headers(struct http_request *r, struct MHD_Response *response)
         add_cors(r, response);
 }
 
+/* What became work is told of by those who did it. */
+static void tell(struct http_request *r)
+{
+    if (r->end || !log_shows(LOG_DEBUG))
+        return;
+    http_log_answer(&(struct http_log_answer){.id = r->id,
+                                              .status = r->status,
+                                              .path = r->path,
+                                              .client = http_request_peer(r->connection),
+                                              .error = r->error});
+}
+
 /* The answer is stored: nobody else writes its fields any more. */
 static bool queue_answer(struct http_request *r)
 {
@@ -344,6 +359,8 @@ static bool queue_answer(struct http_request *r)
     MHD_destroy_response(response);
     if (good && r->http->config.answered)
         r->http->config.answered(r->http->config.ctx, r->status);
+    if (good)
+        tell(r);
     return good;
 }
 

@@ -113,9 +113,9 @@ static void discard(struct http_gate *g, struct waiter *w)
 }
 
 static void refuse(struct http_gate *g, struct waiter *w, const struct api_error *e,
-                   enum api_error_form form)
+                   const struct http_route *route)
 {
-    http_refusal_send(w->fd, e, form);
+    http_refusal_send(w->fd, e, route);
     shutdown(w->fd, SHUT_WR);
     enter_phase(g, w, LEAVING);
     discard(g, w);
@@ -154,7 +154,7 @@ static void look(struct http_gate *g, struct waiter *w, bool hangs_up)
         admit(g, w);
         break;
     case HTTP_GUARD_REFUSE:
-        refuse(g, w, &e, http_route_errors_of_head(g->config.routes, g->head, (size_t)n));
+        refuse(g, w, &e, http_route_of_head(g->config.routes, g->head, (size_t)n));
         break;
     case HTTP_GUARD_MORE:
         if (hangs_up)
@@ -260,7 +260,7 @@ static void expire(struct http_gate *g, int64_t now)
         drop(g, w);
     while ((w = g->first[SPEAKING]) && w->until_ns <= now) {
         api_error_set(&e, 408, "request_timeout", "the request's head did not come in time");
-        refuse(g, w, &e, API_ERROR_OPENAI);
+        refuse(g, w, &e, NULL);
     }
     if (anybody_inside(g) && now - g->ticked_ns >= TICK_NS) {
         g->ticked_ns = now;

@@ -38,10 +38,10 @@ struct intake {
     enum next next; /* what must come after those */
     char *part;     /* read and not handed over; NULL: nothing */
     size_t part_bytes;
-    int32_t unanswered;         /* requests handed over, the one in work included */
-    struct api_error fault;     /* its http_status is 0 while there is none */
-    enum api_error_form errors; /* of the latest request's path */
-    bool is_over;               /* the fault is answered */
+    int32_t unanswered;             /* requests handed over, the one in work included */
+    struct api_error fault;         /* its http_status is 0 while there is none */
+    const struct http_route *route; /* of the latest request's path; NULL: none */
+    bool is_over;                   /* the fault is answered */
 };
 
 static _Atomic(struct intake *) intakes[FILES_MAX]; /* by descriptor */
@@ -121,7 +121,7 @@ static void leave(struct intake *i)
     i->is_over = true;
     if (!http_peer_move(i->peer, HTTP_PEER_LEAVING))
         return; /* was cut */
-    http_refusal_send(i->fd, &i->fault, i->errors);
+    http_refusal_send(i->fd, &i->fault, i->route);
     shutdown(i->fd, SHUT_WR);
 }
 
@@ -156,7 +156,7 @@ static enum http_guard_verdict judge_head(struct intake *i, char *bytes, size_t 
     struct http_guard_head head;
     enum http_guard_verdict v = http_guard_head(i->limits, bytes, n, &head, &i->fault);
     if (v != HTTP_GUARD_MORE)
-        i->errors = http_route_errors_of_head(i->routes, bytes, n);
+        i->route = http_route_of_head(i->routes, bytes, n);
     if (v == HTTP_GUARD_PASS) {
         http_guard_tidy(bytes, head.head_bytes);
         i->left = head.head_bytes + head.body_bytes;

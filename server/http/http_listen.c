@@ -110,6 +110,25 @@ int32_t http_listen_capacity(int32_t wanted)
     return fit;
 }
 
+void http_listen_address(const struct sockaddr *address, char out[HTTP_LISTEN_ADDRESS_MAX])
+{
+    struct sockaddr_in v4;
+    struct sockaddr_in6 v6;
+    const char *text = NULL;
+    if (address->sa_family == AF_INET) {
+        memcpy(&v4, address, sizeof v4);
+        text = inet_ntop(AF_INET, &v4.sin_addr, out, HTTP_LISTEN_ADDRESS_MAX);
+    } else if (address->sa_family == AF_INET6) {
+        memcpy(&v6, address, sizeof v6);
+        const uint8_t *bytes = v6.sin6_addr.s6_addr;
+        text = IN6_IS_ADDR_V4MAPPED(&v6.sin6_addr)
+                   ? inet_ntop(AF_INET, bytes + 12, out, HTTP_LISTEN_ADDRESS_MAX)
+                   : inet_ntop(AF_INET6, bytes, out, HTTP_LISTEN_ADDRESS_MAX);
+    }
+    if (!text)
+        memcpy(out, "?", 2);
+}
+
 uint64_t http_listen_hash(const struct sockaddr *address)
 {
     uint64_t h = BASE_HASH_INIT;

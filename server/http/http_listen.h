@@ -19,6 +19,9 @@ bool http_listen_is_loopback(const char *host);
 /* Raises the limit of open files, and returns how many connections fit: wanted, or fewer, which is
  * logged. */
 int32_t http_listen_capacity(int32_t wanted);
+#define HTTP_LISTEN_ADDRESS_MAX 46 /* INET6_ADDRSTRLEN */
+/* As a numeric address, without the port; one of IPv4 that came over IPv6 as the former. */
+void http_listen_address(const struct sockaddr *address, char out[HTTP_LISTEN_ADDRESS_MAX]);
 /* The same for all ports of one address; never 0. */
 uint64_t http_listen_hash(const struct sockaddr *address);
 

@@ -131,7 +131,7 @@ static void cut(const struct http_peer *p, enum http_peer_phase phase)
     if (phase == HTTP_PEER_HEAD || phase == HTTP_PEER_BODY) {
         api_error_set(&e, 408, "request_timeout", "the request's %s did not come in time",
                       phase == HTTP_PEER_HEAD ? "head" : "body");
-        http_refusal_send(p->fd, &e, API_ERROR_OPENAI);
+        http_refusal_send(p->fd, &e, NULL);
     }
     shutdown(p->fd, SHUT_RDWR);
 }

@@ -2,6 +2,7 @@
 #include "server/http/http_refusal.h"
 
 #include "server/http/http_id.h"
+#include "server/http/http_log.h"
 
 #include <microhttpd.h>
 #include <sys/socket.h>
@@ -16,8 +17,26 @@ void http_refusal_observe(void (*fn)(void *ctx, int32_t status), void *ctx)
     observe_ctx = ctx;
 }
 
-void http_refusal_send(int fd, const struct api_error *e, enum api_error_form form)
+/* Only a path that is one of ours is told: what is malformed may be the middle of anything, such as
+ * of a prompt. */
+static void tell(int fd, const struct api_error *e, const struct http_route *route, const char *id)
 {
+    union {
+        struct sockaddr any;
+        struct sockaddr_storage room;
+    } peer;
+    socklen_t size = sizeof peer;
+    const bool known = getpeername(fd, &peer.any, &size) == 0;
+    http_log_answer(&(struct http_log_answer){.id = id,
+                                              .status = e->http_status,
+                                              .path = route ? route->path : NULL,
+                                              .client = known ? &peer.any : NULL,
+                                              .error = api_error_code(e)});
+}
+
+void http_refusal_send(int fd, const struct api_error *e, const struct http_route *route)
+{
+    const enum api_error_form form = route ? route->errors : API_ERROR_OPENAI;
     struct buf body, all;
     char id[HTTP_ID_MAX + 1];
     buf_init(&body, 4096);
@@ -42,4 +61,5 @@ void http_refusal_send(int fd, const struct api_error *e, enum api_error_form fo
     buf_free(&all);
     if (observe)
         observe(observe_ctx, e->http_status);
+    tell(fd, e, route, id);
 }

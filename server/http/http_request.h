@@ -13,6 +13,7 @@
 
 struct MHD_Connection;
 struct MHD_Daemon;
+struct sockaddr;
 
 struct http {
     struct http_config config;
@@ -45,7 +46,8 @@ struct http_request {
     /* the HTTP thread's, until an answer is queued */
     const struct http_route *route;
     enum api_error_form errors; /* of its path */
-    const char *rest;
+    const char *path, *rest;    /* the library's, until the exchange is over */
+    const char *error;          /* code of the answer; NULL: it is none. Static */
     uint64_t key, client;
     struct buf body;
     size_t held;    /* of http->bodies */
@@ -74,6 +76,8 @@ struct http_request {
     size_t coming;     /* so much of it for a piece that is not in `out` yet */
 };
 
+/* Whom the connection comes from; NULL: the library does not know. */
+const struct sockaddr *http_request_peer(struct MHD_Connection *connection);
 /* Under r->lock: the connection ends as soon as its thread looks at it. */
 void http_answer_drop(struct http_request *r);
 /* Under r->lock: nothing large waits any more. */

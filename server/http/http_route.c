@@ -40,17 +40,23 @@ const struct http_route *http_route_find(const struct http_routes *routes, const
     return found;
 }
 
-enum api_error_form http_route_errors(const struct http_routes *routes, const char *path)
+static const struct http_route *first_of(const struct http_routes *routes, const char *path)
 {
     const char *rest;
     for (int32_t i = 0; i < routes->count; i++)
         if (matches(&routes->list[i], path, &rest))
-            return routes->list[i].errors;
-    return API_ERROR_OPENAI;
+            return &routes->list[i];
+    return NULL;
 }
 
-enum api_error_form http_route_errors_of_head(const struct http_routes *routes, const char *head,
-                                              size_t n)
+enum api_error_form http_route_errors(const struct http_routes *routes, const char *path)
+{
+    const struct http_route *route = first_of(routes, path);
+    return route ? route->errors : API_ERROR_OPENAI;
+}
+
+const struct http_route *http_route_of_head(const struct http_routes *routes, const char *head,
+                                            size_t n)
 {
     char path[PATH_BYTES];
     size_t length = 0;
@@ -61,9 +67,9 @@ enum api_error_form http_route_errors_of_head(const struct http_routes *routes, 
     while (at + length < end && !strchr(" ?\r\n", at[length]))
         length++;
     if (at + length == end || length >= sizeof path)
-        return API_ERROR_OPENAI;
+        return NULL;
     snprintf(path, sizeof path, "%.*s", (int)length, at);
-    return http_route_errors(routes, path);
+    return first_of(routes, path);
 }
 
 const char *http_route_allow(int allowed)

@@ -26,10 +26,10 @@ const struct http_route *http_route_find(const struct http_routes *routes, const
 /* How errors on a path are written: as its first route says; as OpenAI has them where there is
  * none. */
 enum api_error_form http_route_errors(const struct http_routes *routes, const char *path);
-/* The same for a head as it came, which may be cut off or bad: of the path that it names, if it has
- * come as far. */
-enum api_error_form http_route_errors_of_head(const struct http_routes *routes, const char *head,
-                                              size_t n);
+/* The first route of the path that a head names, which is as it came: cut off or bad. NULL: it
+ * names none, or has not come as far. */
+const struct http_route *http_route_of_head(const struct http_routes *routes, const char *head,
+                                            size_t n);
 /* The value of an Allow header. Static. */
 const char *http_route_allow(int allowed);
 
