@@ -280,6 +280,7 @@ const struct options_row options_rows[] = {
     {"weights-stamp", NULL, COMMAND_RANK, STRING, AT(weights_stamp), 0, 0, NULL, NULL, "internal"},
     {"kv-blocks", NULL, COMMAND_RANK, INT32, AT(kv_blocks), 0, 0x7fffffff, "0", NULL, "internal"},
     {"kv-layers", NULL, COMMAND_RANK, INT32, AT(kv_layers), 0, 0x7fffffff, "0", NULL, "internal"},
+    {"cpu-list", NULL, COMMAND_RANK, STRING, AT(cpu_list), 0, 0, NULL, NULL, "internal"},
     {"left-out", NULL, COMMAND_RANK, INT32, AT(left_out), 0, 0x7fffffff, "0", NULL, "internal"},
     {"remote", NULL, COMMAND_RANK, FLAG, AT(remote), 0, 0, NULL, NULL, "internal"},
     {"restarted", NULL, COMMAND_RANK, FLAG, AT(restarted), 0, 0, NULL, NULL, "internal"},

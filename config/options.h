@@ -100,6 +100,7 @@ struct options {
     const char *plan_hash;     /* of the front end's plan, 16 hex digits */
     const char *weights_stamp; /* of the files that it opened, likewise; NULL: any will do */
     int32_t rank, parent_pid, kv_blocks, kv_layers;
+    const char *cpu_list; /* processors that ranks may be bound to; NULL: all */
     int32_t left_out; /* of packed weights (struct quant_config), as the front end's files say */
     int64_t comm_bytes;
     bool restarted;    /* in the place of ranks that were lost */
@@ -113,7 +114,7 @@ struct options {
 /* argv[0] is the command's name; out->command is set even on failure, for the message. ERR_USAGE
  * with the nearest name for an unknown option or key of the file; *help is set (and the rest is
  * not) when --help was asked. A file may serve several commands: a key that only others know is
- * checked, and has no effect. options_close afterwards, also on failure. */
+ * checked, and has no effect (options_warn_file). options_close afterwards, also on failure. */
 enum status options_parse(int argc, char **argv, struct options *out, bool *help,
                           struct err *err) MUST_USE;
 void options_close(struct options *o);
@@ -123,6 +124,8 @@ void options_close(struct options *o);
 void options_warn_environment(enum command command);
 /* The name of a command that a word is a slip of; NULL: of none. */
 const char *options_nearest_command(const char *word);
+/* The same for keys of serve's file that only other commands have. */
+void options_warn_file(const struct options *o);
 /* The command's help text on stdout. */
 void options_help(enum command command);
 /* Is --sampler the distributed one? */

@@ -5,6 +5,7 @@
 
 #include "engine/quota.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,19 +24,22 @@ struct machine {
     int32_t count, cores, siblings; /* siblings: of the core that has most */
 };
 
-/* A list as "0-3,8" in a file of the kernel's. False: there is none that can be read. */
-static bool read_list(const char *path, cpu_set_t *out)
+/* Of a small file, with a NUL behind; 0: there is none that can be read. */
+static size_t read_text(const char *path, char *text, size_t size)
 {
-    char text[8192];
     const int fd = open(path, O_RDONLY | O_CLOEXEC);
-    const ssize_t n = fd >= 0 ? read(fd, text, sizeof text - 1) : -1;
+    const ssize_t n = fd >= 0 ? read(fd, text, size - 1) : -1;
     if (fd >= 0)
         close(fd);
-    if (n <= 0)
-        return false;
-    text[n] = '\0';
+    text[n > 0 ? n : 0] = '\0';
+    return n > 0 ? (size_t)n : 0;
+}
+
+/* A list as "0-3,8", up to anything else. False: there is none. */
+static bool parse_list(const char *text, cpu_set_t *out)
+{
     CPU_ZERO(out);
-    for (char *at = text; *at >= '0' && *at <= '9'; at += *at == ',') {
+    for (char *at = (char *)(uintptr_t)text; *at >= '0' && *at <= '9'; at += *at == ',') {
         const unsigned long first = strtoul(at, &at, 10);
         unsigned long last = first;
         if (*at == '-')
@@ -44,6 +48,12 @@ static bool read_list(const char *path, cpu_set_t *out)
             CPU_SET(i, out);
     }
     return CPU_COUNT(out) > 0;
+}
+
+static bool read_list(const char *path, cpu_set_t *out)
+{
+    char text[8192];
+    return read_text(path, text, sizeof text) > 0 && parse_list(text, out);
 }
 
 /* The lowest number among those that share a core; its own where the kernel does not say. */
@@ -201,14 +211,92 @@ void cores_plan(const char *sys, const cpu_set_t *allowed, int32_t ranks, int32_
 
 bool cores_of(const struct options *o, int32_t threads, struct cores_plan *out)
 {
-    cpu_set_t allowed;
+    cpu_set_t allowed, listed;
     memset(out, 0, sizeof *out);
     if (strcmp(o->cpu_bind, "auto") != 0 || (strcmp(o->device, "cuda") == 0 && threads < 2) ||
         sched_getaffinity(0, sizeof allowed, &allowed) != 0 ||
         quota_cores(CPU_COUNT(&allowed)) < CPU_COUNT(&allowed))
         return false;
+    if (o->cpu_list && parse_list(o->cpu_list, &listed))
+        CPU_AND(&allowed, &allowed, &listed);
     cores_plan(CORES_SYS, &allowed, o->tp, threads, out);
     return out->ranks > 0;
+}
+
+/* ---- other servers ---- */
+
+/* A rank is bound when it may use no more processors than it has threads: `tessera rank MODEL ...
+ * --threads-per-rank=N`. */
+static bool is_bound_rank(const char *words, size_t n, int32_t allowed)
+{
+    static const char threads[] = "--threads-per-rank=";
+    const char *end = words + n, *word = words;
+    for (int32_t i = 0; word < end; i++, word += strlen(word) + 1) {
+        if (i == 0 && strcmp(word, "tessera") != 0)
+            return false;
+        if (i == 1 && strcmp(word, "rank") != 0)
+            return false;
+        if (i > 1 && strncmp(word, threads, sizeof threads - 1) == 0)
+            return allowed <= strtol(word + sizeof threads - 1, NULL, 10);
+    }
+    return false;
+}
+
+/* What a process may use, if it is such a rank. */
+static bool taken_by(const char *proc, const char *pid, cpu_set_t *out)
+{
+    static const char label[] = "\nCpus_allowed_list:\t";
+    char path[512], text[16384];
+    snprintf(path, sizeof path, "%s/%s/status", proc, pid);
+    if (read_text(path, text, sizeof text) == 0)
+        return false;
+    const char *list = strstr(text, label);
+    if (!list || !parse_list(list + sizeof label - 1, out))
+        return false;
+    snprintf(path, sizeof path, "%s/%s/cmdline", proc, pid);
+    return is_bound_rank(text, read_text(path, text, sizeof text), CPU_COUNT(out));
+}
+
+void cores_taken(const char *proc, cpu_set_t *out)
+{
+    cpu_set_t set;
+    CPU_ZERO(out);
+    DIR *dir = opendir(proc);
+    for (const struct dirent *d = dir ? readdir(dir) : NULL; d; d = readdir(dir))
+        if (d->d_name[0] >= '0' && d->d_name[0] <= '9' && taken_by(proc, d->d_name, &set))
+            CPU_OR(out, out, &set);
+    if (dir)
+        closedir(dir);
+}
+
+/* Is the core of a processor one that others keep to? */
+static bool is_theirs(const struct machine *m, int32_t core, const cpu_set_t *taken)
+{
+    for (int32_t i = 0; i < m->count; i++)
+        if (m->cpu[i].core == core && CPU_ISSET((size_t)m->cpu[i].number, taken))
+            return true;
+    return false;
+}
+
+bool cores_apart(const char *sys, const cpu_set_t *allowed, const cpu_set_t *taken, int32_t ranks,
+                 int32_t threads, cpu_set_t *out)
+{
+    struct machine m;
+    cpu_set_t all;
+    CPU_OR(&all, allowed, taken); /* to know whose core it is */
+    read_machine(sys, &all, &m);
+    for (int whole = 1; whole >= 0; whole--) {
+        CPU_ZERO(out);
+        for (int32_t i = 0; i < m.count; i++) {
+            const size_t cpu = (size_t)m.cpu[i].number;
+            if (CPU_ISSET(cpu, allowed) && !CPU_ISSET(cpu, taken) &&
+                !(whole && is_theirs(&m, m.cpu[i].core, taken)))
+                CPU_SET(cpu, out);
+        }
+        if (CPU_COUNT(out) / threads >= ranks)
+            return true;
+    }
+    return false;
 }
 
 void cores_list(const cpu_set_t *set, struct buf *out)

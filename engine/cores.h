@@ -11,6 +11,7 @@
 #include <sched.h>
 
 #define CORES_SYS "/sys" /* tests have trees of their own */
+#define CORES_PROC "/proc"
 #define CORES_RANKS_MAX 64
 
 struct cores_plan {
@@ -29,8 +30,17 @@ void cores_plan(const char *sys, const cpu_set_t *allowed, int32_t ranks, int32_
                 struct cores_plan *out);
 /* The same of this machine, for the ranks that options describe, `threads` for each. False: none is
  * bound, by --cpu-bind or because there are too few; or one processor would have to do for the rank
- * of a GPU and NCCL's own threads; or a limit of time (quota.h) says that others share them all. */
+ * of a GPU and NCCL's own threads; or a limit of time (quota.h) says that others share them all.
+ * With a cpu_list only of those in it. */
 bool cores_of(const struct options *o, int32_t threads, struct cores_plan *out);
+/* Processors that ranks of other servers keep to, so far as this process can see those: in its
+ * namespace of processes. `proc` is where the kernel's tree of them is. A rank that has not come to
+ * bind itself yet is not found. Not of the caller's own ranks, so before there are any. */
+void cores_taken(const char *proc, cpu_set_t *out);
+/* What is left of `allowed` without `taken`: no thread of a core that others keep to, if that is
+ * enough for `ranks` times `threads`; else no processor of theirs. False: too few are left. */
+bool cores_apart(const char *sys, const cpu_set_t *allowed, const cpu_set_t *taken, int32_t ranks,
+                 int32_t threads, cpu_set_t *out);
 /* "0-3,8", as the kernel writes it. */
 void cores_list(const cpu_set_t *set, struct buf *out);
 

@@ -175,6 +175,8 @@ static void build_arguments(const struct options *o, const struct footprint *f, 
     add(a, "--log-level=%s", o->log_level);
     add(a, "--device=%s", o->device);
     add(a, "--cpu-bind=%s", o->cpu_bind ? o->cpu_bind : "none");
+    if (o->cpu_list)
+        add(a, "--cpu-list=%s", o->cpu_list);
     add(a, "--ranks-per-device=%d", o->ranks_per_device);
     if (o->enforce_eager)
         add(a, "--enforce-eager");

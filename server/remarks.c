@@ -58,6 +58,46 @@ void remarks_on_nodes(const struct options *o, const struct cores_plan *plan)
     }
 }
 
+void remarks_on_neighbours(struct options *o, int32_t threads, struct buf *list)
+{
+    struct cores_plan plan;
+    cpu_set_t allowed, taken, left;
+    if (options_mpi(o) || !cores_of(o, threads, &plan) ||
+        sched_getaffinity(0, sizeof allowed, &allowed) != 0)
+        return;
+    cores_taken(CORES_PROC, &taken);
+    CPU_AND(&taken, &taken, &allowed);
+    if (CPU_COUNT(&taken) == 0)
+        return;
+    buf_clear(list);
+    if (cores_apart(CORES_SYS, &allowed, &taken, o->tp, threads, &left)) {
+        cores_list(&left, list);
+        o->cpu_list = list->failed ? NULL : list->data;
+        return;
+    }
+    cores_list(&taken, list);
+    o->cpu_bind = "none";
+    base_log(LOG_WARN,
+             "ranks of other servers keep to processors %s of %d, which leaves too few for %d of "
+             "%d thread%s: these keep to none, and all share; give each server its own",
+             list->data ? list->data : "", CPU_COUNT(&allowed), o->tp, threads,
+             threads == 1 ? "" : "s");
+}
+
+void remarks_on_places(const struct options *o, const struct cores_plan *plan)
+{
+    struct buf list;
+    if (plan->nodes > 1 || options_mpi(o))
+        return;
+    buf_init(&list, 4096);
+    for (int32_t r = 0; r < plan->ranks; r++) {
+        buf_printf(&list, r ? ", rank %d to " : "rank %d keeps to processors ", r);
+        cores_list(&plan->rank[r], &list);
+    }
+    base_log(LOG_INFO, "%s", list.data ? list.data : "");
+    buf_free(&list);
+}
+
 void remarks_on_gpus(const struct options *o, const char *gpus)
 {
     int32_t n = 0;

@@ -14,6 +14,11 @@ void remarks_on_sizes(const struct setup *s, const struct footprint *f);
 void remarks_on_cores(const struct options *o);
 /* Says where ranks are on a machine of several NUMA nodes. */
 void remarks_on_nodes(const struct options *o, const struct cores_plan *plan);
+/* Keeps ranks away from processors that those of other servers on this machine keep to: *o gets a
+ * cpu_list, whose text is in `list`, or, where too few are left, with a warning, no binding. */
+void remarks_on_neighbours(struct options *o, int32_t threads, struct buf *list);
+/* Says in one line where ranks are on a machine of one node. */
+void remarks_on_places(const struct options *o, const struct cores_plan *plan);
 /* Says that GPUs are left alone; gpus: the folder in which NVIDIA's driver has one for each. */
 #define REMARKS_GPUS "/proc/driver/nvidia/gpus"
 void remarks_on_gpus(const struct options *o, const char *gpus);

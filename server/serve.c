@@ -52,6 +52,7 @@ struct server {
     int signals; /* signalfd: SIGINT, SIGTERM, SIGHUP */
     int lost;    /* eventfd: the engine noticed that the group is lost */
     char name[256];
+    struct buf cpu_list; /* of the setup's options */
     /* loading */
     struct load_watch watch;
     double began_at, told_at, logged_at;
@@ -152,6 +153,7 @@ static enum status open_model(struct server *s, const struct options *o, struct 
     struct cores_plan plan;
     char size[32];
     buf_init(&table, 1 << 16);
+    buf_init(&s->cpu_list, 8192);
     TRY(setup_open(o, &s->setup, err));
     TRY(setup_check_head(&s->setup, err));
     TRY(footprint_plan(&s->setup.options, &s->setup.model, s->setup.flow, &s->footprint, err));
@@ -183,8 +185,11 @@ static enum status open_model(struct server *s, const struct options *o, struct 
     log_lines(&table);
     remarks_on_sizes(&s->setup, &s->footprint);
     remarks_on_cores(&s->setup.options);
-    if (cores_of(&s->setup.options, s->footprint.threads, &plan))
+    remarks_on_neighbours(&s->setup.options, s->footprint.threads, &s->cpu_list);
+    if (cores_of(&s->setup.options, s->footprint.threads, &plan)) {
         remarks_on_nodes(&s->setup.options, &plan);
+        remarks_on_places(&s->setup.options, &plan);
+    }
     remarks_on_gpus(&s->setup.options, REMARKS_GPUS);
 out:
     buf_free(&table);
@@ -668,6 +673,7 @@ out:
     chat_template_close(s.chat_template);
     tokenizer_close(s.tokenizer);
     setup_close(&s.setup);
+    buf_free(&s.cpu_list);
     if (s.signals >= 0)
         close(s.signals);
     if (s.lost >= 0)

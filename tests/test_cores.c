@@ -197,6 +197,80 @@ static void test_damaged(void **state)
     }
 }
 
+/* What other servers leave: whole cores where there are enough. */
+static void test_apart(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *tree, *allowed, *taken;
+        int32_t ranks, threads;
+        const char *wanted; /* NULL: too few */
+    } asked[] = {
+        {"one", "0-3", "0", 1, 1, "1-3"},
+        {"one", "0-3", "0-1", 2, 1, "2-3"},
+        {"one", "0-3", "0-1", 1, 3, NULL},
+        {"one", "0-1", "0-1", 1, 1, NULL},
+        {"one", "2-3", "0-1", 2, 1, "2-3"},
+        {"smt", "0-7", "0-1", 2, 2, "2-3,6-7"}, /* not 4 and 5, of the same cores */
+        {"smt", "0-7", "0-1", 1, 6, "2-7"},     /* else too few */
+        {"smt", "4-7", "0", 1, 3, "5-7"},
+        {"smt", "4-7", "0", 1, 4, "4-7"},
+        {"smt", "0-7", "0-1", 7, 1, NULL},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(asked); i++) {
+        cpu_set_t allowed, taken, left;
+        parse(asked[i].allowed, &allowed);
+        parse(asked[i].taken, &taken);
+        const bool enough = cores_apart(scratch_path(asked[i].tree), &allowed, &taken,
+                                        asked[i].ranks, asked[i].threads, &left);
+        assert_int_equal(enough, asked[i].wanted != NULL);
+        if (!enough)
+            continue;
+        struct buf list;
+        buf_init(&list, 256);
+        cores_list(&left, &list);
+        assert_string_equal(list.data, asked[i].wanted);
+        buf_free(&list);
+    }
+}
+
+/* A process: its words with bars between them. */
+static void run(const char *pid, const char *words, const char *cpus)
+{
+    char path[PATH_MAX], text[512];
+    snprintf(path, sizeof path, "%s/status", pid);
+    snprintf(text, sizeof text, "Name:\tx\nCpus_allowed:\tff\nCpus_allowed_list:\t%s\nX:\t1", cpus);
+    put("proc", path, text);
+    snprintf(path, sizeof path, "%s/proc/%s/cmdline", scratch_dir, pid);
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    for (const char *c = words; *c; c++)
+        fputc(*c == '|' ? '\0' : *c, f);
+    assert_int_equal(fclose(f), 0);
+}
+
+static void test_taken(void **state)
+{
+    (void)state;
+    cpu_set_t taken;
+    run("10", "tessera|rank|m|--threads-per-rank=1|--rank=0|", "1");
+    run("11", "tessera|rank|m|--threads-per-rank=2|", "4-5");
+    run("12", "tessera|rank|m|--threads-per-rank=2|", "0-7"); /* bound to none */
+    run("13", "tessera|serve|m|--threads-per-rank=2|", "6");
+    run("14", "tesserae|rank|m|--threads-per-rank=1|", "6");
+    run("15", "tessera|rank|m|", "6");
+    run("16", "", "6"); /* a thread of the kernel */
+    run("self", "tessera|rank|m|--threads-per-rank=1|", "7");
+    cores_taken(scratch_path("proc"), &taken);
+    struct buf list;
+    buf_init(&list, 256);
+    cores_list(&taken, &list);
+    assert_string_equal(list.data, "1,4-5");
+    buf_free(&list);
+    cores_taken(scratch_path("none"), &taken);
+    assert_int_equal(CPU_COUNT(&taken), 0);
+}
+
 static int setup(void **state)
 {
     const int failed = scratch_open(state);
@@ -208,10 +282,9 @@ static int setup(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plans),
-        cmocka_unit_test(test_no_two),
-        cmocka_unit_test(test_counts),
-        cmocka_unit_test(test_damaged),
+        cmocka_unit_test(test_plans),  cmocka_unit_test(test_no_two),
+        cmocka_unit_test(test_counts), cmocka_unit_test(test_damaged),
+        cmocka_unit_test(test_apart),  cmocka_unit_test(test_taken),
     };
     return cmocka_run_group_tests(tests, setup, scratch_close);
 }

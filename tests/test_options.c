@@ -277,8 +277,8 @@ static void test_unknown(void **state)
     bad("serve m --json", "--json is no option of serve");
     bad("server m", "unknown command \"server\"");
     /* internal ones, which are not even suggested */
-    static const char *const internal[] = {"rank", "parent-pid", "kv-blocks", "on-device",
-                                           "comm-bytes"};
+    static const char *const internal[] = {"rank",      "parent-pid", "kv-blocks",
+                                           "on-device", "comm-bytes", "cpu-list"};
     for (size_t i = 0; i < ARRAY_LEN(internal); i++) {
         char line[64], suggested[64];
         snprintf(line, sizeof line, "serve m --%s 1", internal[i]);
