@@ -61,15 +61,21 @@ static bool is_variable(int commands, const char *name)
 }
 
 /* "; did you mean TESSERA_PORT?" into hint, or nothing where no name is much like it. */
-static void suggest(const char *unknown, char *hint, size_t cap)
+static void suggest(const char *unknown, const char *value, char *hint, size_t cap)
 {
     char word[VARIABLE_MAX] = "";
     const char *c = unknown + strlen(PREFIX);
     for (size_t i = 0; i + 1 < sizeof word && c[i]; i++)
         word[i] = c[i] == '_' ? '-' : (char)tolower((unsigned char)c[i]);
-    const char *equal;
-    const char *near = options_rows_nearest(OPTIONS_ROWS_ALL & ~COMMAND_RANK, word, &equal);
     char name[VARIABLE_MAX];
+    const char *equal, *meant;
+    const struct options_row *r = options_rows_negated(OPTIONS_ROWS_ALL, word, value, &meant);
+    if (r) {
+        variable_of(r, name);
+        snprintf(hint, cap, "; did you mean %s=%s?", name, meant);
+        return;
+    }
+    const char *near = options_rows_nearest(OPTIONS_ROWS_ALL & ~COMMAND_RANK, word, &equal);
     hint[0] = '\0';
     if (!near)
         return;
@@ -79,7 +85,7 @@ static void suggest(const char *unknown, char *hint, size_t cap)
 
 static void warn_of(enum command command, const char *name, const char *value)
 {
-    char hint[VARIABLE_MAX + 20];
+    char hint[VARIABLE_MAX + 30];
     const bool any = is_variable(OPTIONS_ROWS_ALL, name);
     if (is_service_link(name, value)) {
         if (any)
@@ -88,7 +94,7 @@ static void warn_of(enum command command, const char *name, const char *value)
                      "enableServiceLinks: false in the pod's spec turns it off",
                      name, value);
     } else if (!any) {
-        suggest(name, hint, sizeof hint);
+        suggest(name, value, hint, sizeof hint);
         base_log(LOG_WARN, "%.100s in the environment is no option: ignored%s", name, hint);
     } else if (command == COMMAND_SERVE && !is_variable(COMMAND_SERVE, name)) {
         base_log(LOG_WARN,

@@ -34,6 +34,10 @@ const struct options_row *options_rows_find(enum command command, const char *na
 /* The option of these commands whose name is most like the word, and in *equal another one that is
  * as much; NULL when none is (options_unknown.c). */
 const char *options_rows_nearest(int commands, const char *word, const char **equal);
+/* The flag that "no-NAME" turns off, as only the command line can say it, and in *meant what NAME
+ * has to be elsewhere for that; NULL: there is none of these commands. */
+const struct options_row *options_rows_negated(int commands, const char *name, const char *value,
+                                               const char **meant);
 /* ERR_USAGE for a word of the command line, or a key of a file, that is no option of the command:
  * with what to do instead of an option of other servers, or the nearest name. */
 enum status options_unknown_argument(enum command command, const char *arg,

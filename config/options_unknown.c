@@ -197,10 +197,43 @@ enum status options_unknown_argument(enum command command, const char *arg, stru
                      n > 70 ? 72 : n + (int)(word - arg), arg, hint, of);
 }
 
+const struct options_row *options_rows_negated(int commands, const char *name, const char *value,
+                                               const char **meant)
+{
+    const bool not_so = strcmp(value, "0") == 0 || strcmp(value, "false") == 0;
+    *meant = not_so ? "true" : "false";
+    for (size_t i = 0; i < options_rows_count && strncmp(name, "no-", 3) == 0; i++) {
+        const struct options_row *r = &options_rows[i];
+        if (r->commands & commands & ~COMMAND_RANK && r->kind == FLAG &&
+            strcmp(r->name, name + 3) == 0)
+            return r;
+    }
+    return NULL;
+}
+
 enum status options_unknown_key(enum command command, const char *path,
                                 const struct config_entry *e, struct err *err)
 {
     char hint[200];
-    hint_of(command, e->key, "", hint, sizeof hint);
+    const char *meant;
+    const struct options_row *r = options_rows_negated(OPTIONS_ROWS_ALL, e->key, e->value, &meant);
+    if (r)
+        snprintf(hint, sizeof hint, "; did you mean %s: %s?", r->name, meant);
+    else
+        hint_of(command, e->key, "", hint, sizeof hint);
     return base_fail(err, ERR_USAGE, "%s:%d: unknown key \"%.80s\"%s", path, e->line, e->key, hint);
+}
+
+void options_warn_file(const struct options *o)
+{
+    for (int32_t i = 0; o->command == COMMAND_SERVE && o->file && i < o->file->count; i++) {
+        const struct config_entry *e = &o->file->entries[i];
+        const struct options_row *r = options_rows_find(o->command, e->key);
+        char text[160];
+        if (!r || r->commands & (int)o->command)
+            continue;
+        const bool known = advise(o->command, e->key, text, sizeof text);
+        base_log(LOG_WARN, "%s:%d: %.80s is no option of serve, but of other commands: ignored%s%s",
+                 o->config, e->line, e->key, known ? "; " : "", known ? text : "");
+    }
 }

@@ -174,6 +174,8 @@ int main(int argc, char **argv)
     if (st == OK && o.command != COMMAND_HEALTH) /* which is run every few seconds */
         options_warn_environment(o.command);
     if (st == OK)
+        options_warn_file(&o);
+    if (st == OK)
         find_directories(&o);
     if (st == OK) {
         struct err output;

@@ -99,6 +99,33 @@ def test_variables_of_other_commands():
     assert lines[0].endswith("but of other commands: ignored")
 
 
+def test_keys_of_other_commands(tmp_path):
+    """A server's file says what a server is to do: what has no effect is told, with its line."""
+    file = tmp_path / "server.yaml"
+    file.write_text("port: 0\nmax-tokens: 5\nmax-num-seqs: 3\ntemperature: 0.9\n")
+    def warnings_of(command):
+        done = run(command, "/nowhere", "--config", file)
+        assert done.returncode == 3
+        return [line for line in done.stderr.splitlines() if " warning " in line]
+    first, second = warnings_of("serve")
+    assert f"{file}:2: max-tokens is no option of serve, but of other commands: ignored" in first
+    assert f"{file}:4: temperature is no option of serve" in second
+    assert "it is a field of requests" in second
+    assert not warnings_of("plan")  # a file may be for both
+
+
+@pytest.mark.parametrize("name", ["webui", "enable-prefix-caching", "enable-auto-tool-choice"])
+def test_flags_that_are_turned_off_elsewhere(tmp_path, name):
+    """What only the command line can say is told in the words of the file and the environment."""
+    file, variable = tmp_path / "a.yaml", f"TESSERA_{name.upper().replace('-', '_')}"
+    for value, meant in (("true", "false"), ("false", "true")):
+        file.write_text(f"no-{name}: {value}\n")
+        assert f'unknown key "no-{name}"; did you mean {name}: {meant}?' in fails(
+            2, "serve", checkpoint.DEMO, "--config", file)
+        (line,) = variables_warned({variable.replace("_", "_NO_", 1): value})
+        assert line.endswith(f"is no option: ignored; did you mean {variable}={meant}?")
+
+
 def test_service_of_kubernetes():
     """The variables that a pod gets when a service of its namespace is called tessera."""
     links = {"TESSERA_SERVICE_HOST": "10.0.0.1", "TESSERA_SERVICE_PORT": "8000",
@@ -558,6 +585,31 @@ def test_crowded_cores(serve):
     assert f"1 rank of {cores + 1} threads on {cores} core" in server.log
     assert "on 1 rank (cpu" in server.log
     assert "to test function only" not in serve(checkpoint.DEMO).log
+
+
+def processors(server):
+    """Those that the one rank of a server may use."""
+    (pid,) = server.ranks()
+    return os.sched_getaffinity(pid)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two servers want two cores")
+def test_two_servers_share_no_core(serve):
+    """Of those that have room; other servers, such as of tests beside this one, have some, too."""
+    first, second = serve(checkpoint.DEMO), serve(checkpoint.DEMO)
+    for server in (first, second):
+        told = re.search(r"(?m)info +rank 0 keeps to processors (\d+)$", server.log)
+        if told:
+            assert processors(server) == {int(told[1])}
+        else:  # too few are left
+            assert processors(server) == os.sched_getaffinity(0)
+            assert "ranks of other servers keep to processors" in server.log
+    if len(processors(first)) == len(processors(second)) == 1:
+        assert not processors(first) & processors(second)
+    before = processors(second)
+    os.kill(second.ranks()[0], signal.SIGKILL)
+    eventually(lambda: "requests go on after" in second.log, 10, "recovery")
+    assert processors(second) == before  # the next rank's, too
 
 
 def trial(server):
