@@ -312,7 +312,7 @@ out:
 enum status client_open(const struct options *o, bool chat, struct client **out, struct err *err)
 {
     enum status st = OK;
-    const bool remote = strstr(o->model, "://") != NULL;
+    const bool remote = target_is_url(o->model);
     struct client *c = calloc(1, sizeof *c);
     if (!c)
         return base_fail(err, ERR_NOMEM, "no memory to ask a server");
@@ -339,7 +339,7 @@ enum status client_start(struct client *c, struct err *err)
     enum status st = OK;
     const struct options *o = c->o;
     char url[256];
-    if (!strstr(o->model, "://")) {
+    if (!target_is_url(o->model)) {
         const double began = base_now();
         base_log(LOG_INFO, "loading %s", o->model);
         TRY(child_open(o->model, o->bench.rest_count, o->bench.rest, &c->child, url, sizeof url,

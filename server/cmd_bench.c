@@ -48,11 +48,6 @@ static enum status open_signals(struct bench *b, struct err *err)
     return b->signals < 0 ? base_fail_errno(err, ERR_INTERNAL, "signalfd") : OK;
 }
 
-static bool is_url(const char *s)
-{
-    return strstr(s, "://") != NULL;
-}
-
 /* An option that asks for what --latency and --throughput do not do, or NULL. */
 static const char *option_of_http(const struct options *o)
 {
@@ -82,17 +77,17 @@ static enum status check_options(struct bench *b, struct err *err)
     enum status st = OK;
     const struct options *o = b->o;
     bool offline = o->bench.latency || o->bench.throughput;
-    if (o->bench.rest_count > 0 && is_url(o->model))
+    if (o->bench.rest_count > 0 && target_is_url(o->model))
         return base_fail(err, ERR_USAGE,
                          "options after -- go to a server that bench starts itself");
-    if (offline && is_url(o->model))
+    if (offline && target_is_url(o->model))
         return base_fail(err, ERR_USAGE, "--latency and --throughput run a model directory");
     if (offline && option_of_http(o))
         return base_fail(err, ERR_USAGE,
                          "--%s is about requests over HTTP, which --latency and --throughput do "
                          "not send; leave out either",
                          option_of_http(o));
-    if (is_url(o->model))
+    if (target_is_url(o->model))
         TRY(target_parse(o->model, &b->target, err));
     if (o->bench.goodput)
         TRY(report_goodput_parse(o->bench.goodput, &b->bounds, err));
@@ -332,7 +327,7 @@ static enum status open_target(struct bench *b, struct err *err)
 {
     enum status st = OK;
     const struct options *o = b->o;
-    if (!is_url(o->model)) {
+    if (!target_is_url(o->model)) {
         TRY(child_open(o->model, o->bench.rest_count, o->bench.rest, &b->child, b->url,
                        sizeof b->url, err));
         TRY(target_parse(b->url, &b->target, err));

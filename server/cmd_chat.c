@@ -4,6 +4,7 @@
 #include "config/utf8.h"
 #include "server/api/chat.h"
 #include "server/bench/child.h"
+#include "server/bench/target.h"
 #include "server/chat_template.h"
 #include "server/client.h"
 #include "server/commands.h"
@@ -140,7 +141,7 @@ static enum status check_template(const struct options *o, struct err *err)
     struct tokenizer *t = NULL;
     struct chat_template *template = NULL;
     struct err other;
-    if (strstr(o->model, "://") ||
+    if (target_is_url(o->model) ||
         child_options(o->model, o->bench.rest_count, o->bench.rest, &serve, &other) != OK)
         return OK;
     if (!serve.chat_template && !serve.skip_tokenizer_init &&

@@ -1,5 +1,6 @@
 /* DESIGN: one GET on a fresh connection, so that a container needs no other program to ask whether
  * its server is ready. The probe is answered at once or not at all, so a short patience will do. */
+#include "server/bench/target.h"
 #include "server/commands.h"
 
 #include <netdb.h>
@@ -12,17 +13,18 @@
 
 #define PATIENCE_S 3
 
-struct target {
+struct probe {
     char host[256], port[8], path[256];
 };
 
-/* "http://HOST[:PORT][/PATH]", HOST perhaps an IPv6 address in brackets. */
-static enum status parse_url(const char *url, struct target *t, struct err *err)
+/* "http://HOST[:PORT][/PATH]", HOST perhaps an IPv6 address in brackets; or HOST:PORT. */
+static enum status parse_url(const char *url, struct probe *t, struct err *err)
 {
     char rest[2] = "";
     int n = 0;
-    *t = (struct target){.port = "80", .path = "/readyz"};
-    const char *at = strncmp(url, "http://", 7) == 0 ? url + 7 : "";
+    *t = (struct probe){.port = "80", .path = "/readyz"};
+    const bool full = strncmp(url, "http://", 7) == 0;
+    const char *at = full ? url + 7 : target_is_url(url) ? url : "";
     if (sscanf(at, "[%255[^]/]]%n", t->host, &n) != 1 || n == 0)
         n = sscanf(at, "%255[^:/]%n", t->host, &n) == 1 ? n : 0;
     at += n;
@@ -37,7 +39,7 @@ static enum status parse_url(const char *url, struct target *t, struct err *err)
     return good ? OK : base_fail(err, ERR_USAGE, "\"%.200s\" is not http://HOST:PORT/PATH", url);
 }
 
-static enum status reach(const struct target *t, int *out, struct err *err)
+static enum status reach(const struct probe *t, int *out, struct err *err)
 {
     const struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
     const struct timeval patience = {PATIENCE_S, 0};
@@ -63,7 +65,7 @@ static enum status reach(const struct target *t, int *out, struct err *err)
 }
 
 /* The answer's first bytes, which are enough for a probe's. */
-static enum status ask(int fd, const struct target *t, char *answer, size_t cap, struct err *err)
+static enum status ask(int fd, const struct probe *t, char *answer, size_t cap, struct err *err)
 {
     char text[640];
     int n = snprintf(text, sizeof text, "GET %s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n",
@@ -84,7 +86,7 @@ static enum status ask(int fd, const struct target *t, char *answer, size_t cap,
 enum status commands_health(const struct options *o, struct err *err)
 {
     enum status st = OK;
-    struct target t = {.path = "/readyz"};
+    struct probe t = {.path = "/readyz"};
     char answer[4096];
     int fd = -1;
     snprintf(t.host, sizeof t.host, "%s", o->host);

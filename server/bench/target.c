@@ -65,6 +65,16 @@ static bool split_host(const char *from, char *host, size_t cap, const char **po
     return true;
 }
 
+bool target_is_url(const char *word)
+{
+    const size_t n = strcspn(word, "/");
+    size_t port = n;
+    while (port > 0 && isdigit((unsigned char)word[port - 1]))
+        port--;
+    return strstr(word, "://") ||
+           (port > 1 && port < n && word[port - 1] == ':' && access(word, F_OK) != 0);
+}
+
 enum status target_parse(const char *url, struct target *out, struct err *err)
 {
     struct target t = {.is_chat = false};
@@ -75,9 +85,10 @@ enum status target_parse(const char *url, struct target *out, struct err *err)
                        "needs TLS, which this client does not speak: name the server itself, "
                        "or a local proxy",
                        err);
-    if (strncmp(url, "http://", 7) != 0)
+    const bool full = strncmp(url, "http://", 7) == 0;
+    if (!full && (strstr(url, "://") || !target_is_url(url)))
         return bad_url(url, "is not a URL of a server", err);
-    const char *host = url + 7;
+    const char *host = full ? url + 7 : url;
     size_t n = strcspn(host, "/");
     const char *path = host + n;
     if (n == 0 || n >= sizeof t.host || memchr(host, '@', n))

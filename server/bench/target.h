@@ -20,8 +20,11 @@ struct target {
     int stop_fd;         /* when something is to be read there an exchange ends; 0: none */
 };
 
+/* Is that word of a command line a server rather than a model directory? HOST:PORT is one, too,
+ * unless there is a file of that name. */
+bool target_is_url(const char *word);
 /* http://HOST[:PORT][/BASE], or the whole URL of an endpoint that ends in /completions (with
- * /chat/completions: chat). ERR_USAGE for anything else. */
+ * /chat/completions: chat); HOST:PORT is http://HOST:PORT. ERR_USAGE for anything else. */
 enum status target_parse(const char *url, struct target *out, struct err *err) MUST_USE;
 /* From now on its endpoint is that for chats. */
 void target_chat(struct target *t);

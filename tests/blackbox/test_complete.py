@@ -122,6 +122,16 @@ def test_what_the_server_refuses(demo):
     assert "HTTP 404" in refused(1, demo.url, PROMPT, "--model", "another")
 
 
+def test_a_server_without_a_scheme(demo, tmp_path, monkeypatch):
+    """HOST:PORT is a server, unless there is a directory of that name."""
+    short = demo.url.removeprefix("http://")
+    assert text(short, PROMPT, "--max-tokens", 3, "--temperature", 0) == \
+        text(demo.url, PROMPT, "--max-tokens", 3, "--temperature", 0)
+    (tmp_path / short).mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert "config.json" in refused(3, short, PROMPT)
+
+
 def test_nobody_there():
     assert "Connection refused" in refused(1, f"http://127.0.0.1:{harness.free_port()}", PROMPT)
     assert "no such model directory" in refused(3, "/nowhere/model", PROMPT)

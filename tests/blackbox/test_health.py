@@ -303,7 +303,8 @@ def test_hangup_while_loading(serve, synthetic):
 def test_health_command(serve, synthetic, monkeypatch, tmp_path):
     server = serve(synthetic)
     for words in ((server.url,), (server.url + "/livez",), ("--port", server.port),
-                  (f"http://localhost:{server.port}",)):
+                  (f"http://localhost:{server.port}",), (f"localhost:{server.port}",),
+                  (f"127.0.0.1:{server.port}/readyz",)):
         done = run("health", *words)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["status"] in ("ready", "alive")
@@ -328,8 +329,8 @@ def test_health_command_of_a_server_that_loads(serve, tmp_path):
     assert server.wait(5) == 5
 
 
-@pytest.mark.parametrize("url", ["https://a", "a:80", "http://", "http://a:b", "http://a:1 /",
-                                 "http://a:1x"])
+@pytest.mark.parametrize("url", ["https://a", "a", "a:", ":80", "a:80x", "http://", "http://a:b",
+                                 "http://a:1 /", "http://a:1x"])
 def test_health_command_usage(url):
     done = run("health", url)
     assert done.returncode == 2 and url in done.stderr, done.stderr
