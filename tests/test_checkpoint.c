@@ -205,6 +205,7 @@ static void test_links(void **state)
                                        "i",
                                        "out",
                                        "elsewhere",
+                                       "hard",
                                        "hub",
                                        "hub/models--o--n",
                                        "hub/models--o--n/blobs",
@@ -231,6 +232,10 @@ static void test_links(void **state)
     checkpoint_close(must_open(scratch_path("in")));
     checkpoint_close(must_open(scratch_path("hub/models--o--n/snapshots/r")));
     refused(scratch_path("out"), "outside the model directory");
+    refused(scratch_path("out"), "put a hard link (ln) or a copy in its place");
+    assert_int_equal(link(scratch_path("elsewhere/blob"), scratch_path("hard/model.safetensors")),
+                     0);
+    checkpoint_close(must_open(scratch_path("hard")));
     /* "in" begins like "i", but is not in it */
     assert_int_equal(symlink("../in/blob", scratch_path("i/model.safetensors")), 0);
     refused(scratch_path("i"), "outside the model directory");

@@ -1,9 +1,10 @@
 /* DESIGN: a model directory is data from the internet. Names found in JSON are used only as plain
  * basenames inside the directory; a symbolic link is followed only when it ends inside the
  * directory or in the blobs of the Hugging Face cache the directory belongs to. RESOLVE_BENEATH was
- * rejected: it would refuse every model of that cache. Three forms (one file, index, shards.json)
- * become one list of pieces, so that nothing behind this file knows them. Invariant: what the list
- * says was checked against both the JSON and the files' headers. */
+ * rejected: it would refuse every model of that cache. So was who owns link and target: those of an
+ * unpacked archive are its user's, and so are the files that it must not name. Three forms (one
+ * file, index, shards.json) become one list of pieces, so that nothing behind this file knows them.
+ * Invariant: what the list says was checked against both the JSON and the files' headers. */
 #include "weights/checkpoint_files.h"
 
 #include "config/jdoc.h"
@@ -86,9 +87,12 @@ enum status checkpoint_files_path(const char *dir, const char *name, char path[P
     if (!realpath(dir, real))
         return base_fail_errno(err, ERR_MODEL, "%.300s", dir);
     if (!below(path, real) && !in_cache_blobs(path, real))
-        return base_fail(err, ERR_MODEL,
-                         "%.200s: symbolic link to %.200s, outside the model directory", link,
-                         path);
+        return base_fail(
+            err, ERR_MODEL,
+            "%.180s: symbolic link to %.120s, outside the model directory: not "
+            "followed, because a directory that was downloaded could name any file so; "
+            "put a hard link (ln) or a copy in its place",
+            link, path);
     return OK;
 }
 
