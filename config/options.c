@@ -143,7 +143,7 @@ const struct options_row options_rows[] = {
     {"threads-per-rank", NULL, RUN, INT32, AT(threads_per_rank), 0, 1024, "0", NULL,
      "0: cores divided by ranks"},
     {"cpu-bind", NULL, COMMAND_SERVE | COMMAND_RANK, CHOICE, AT(cpu_bind), 0, 0, "auto",
-     "auto|none", "auto: each rank keeps to its own cores when there are enough"},
+     "auto|none", "auto: each rank keeps to its own cores when other servers leave enough"},
     {"max-model-len", NULL, RUN, INT32, AT(max_model_len), 0, 1 << 24, "0", NULL,
      "prompt and answer together; 0: what model and KV cache allow"},
     {"max-num-seqs", NULL, RUN, INT32, AT(max_num_seqs), 1, 1024, "64", NULL,

@@ -30,7 +30,8 @@ static const struct {
      "shape.\n"},
     {"health", COMMAND_HEALTH,
      "tessera health [URL] [options]\n\nAsks a server whether it is ready: exit code 0, or 1 with "
-     "the reason.\nWithout a URL: /readyz of the server that these options, the environment or the "
+     "the reason; 2 for a wrong URL or\noption. URL is http://HOST:PORT or HOST:PORT.\nWithout a "
+     "URL: /readyz of the server that these options, the environment or the "
      "file describe.\n"},
     {"doctor", COMMAND_DOCTOR,
      "tessera doctor [MODEL] [options]\n\nWhat this machine can do and what is wrong with it, a "

@@ -30,7 +30,7 @@ static void usage(FILE *out)
           "  synth                        write a random checkpoint of a given shape\n"
           "  version                      print version and CPU kernels\n\n"
           "MODEL is a directory as Hugging Face publishes it, or ORG/NAME of one in its cache on\n"
-          "this machine; URL is http://HOST:PORT.\n"
+          "this machine; URL is http://HOST:PORT, or HOST:PORT.\n"
           "tessera COMMAND --help lists the options of a command.\n",
           out);
 }

@@ -78,10 +78,11 @@ void remarks_on_neighbours(struct options *o, int32_t threads, struct buf *list)
     cores_list(&taken, list);
     o->cpu_bind = "none";
     base_log(LOG_WARN,
-             "ranks of other servers keep to processors %s of %d, which leaves too few for %d of "
-             "%d thread%s: these keep to none, and all share; give each server its own",
-             list->data ? list->data : "", CPU_COUNT(&allowed), o->tp, threads,
-             threads == 1 ? "" : "s");
+             "ranks of other servers keep to processors %s of %d, which leaves too few for %d "
+             "rank%s of %d thread%s: here they keep to none, and share; give each server its own "
+             "(deploy/README.md)",
+             list->data ? list->data : "", CPU_COUNT(&allowed), o->tp, o->tp == 1 ? "" : "s",
+             threads, threads == 1 ? "" : "s");
 }
 
 void remarks_on_places(const struct options *o, const struct cores_plan *plan)

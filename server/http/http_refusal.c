@@ -1,6 +1,7 @@
 /* DESIGN: an answer is a few hundred bytes into an empty socket buffer, so one send will do. */
 #include "server/http/http_refusal.h"
 
+#include "config/log.h"
 #include "server/http/http_id.h"
 #include "server/http/http_log.h"
 
@@ -26,6 +27,8 @@ static void tell(int fd, const struct api_error *e, const struct http_route *rou
         struct sockaddr_storage room;
     } peer;
     socklen_t size = sizeof peer;
+    if (!log_shows(LOG_DEBUG))
+        return;
     const bool known = getpeername(fd, &peer.any, &size) == 0;
     http_log_answer(&(struct http_log_answer){.id = id,
                                               .status = e->http_status,

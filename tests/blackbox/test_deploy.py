@@ -95,6 +95,16 @@ def test_recipe_says_what_an_engine_needs():
     assert of_stage(1, "ARG") == [f"VERSION={project}"]
 
 
+@pytest.mark.parametrize("name", ["Containerfile", "Containerfile.nvidia"])
+def test_recipe_is_built_with_its_health_check(name):
+    """OCI's format, which is podman's own, would leave it out."""
+    text = (ROOT / "deploy" / name).read_text()
+    assert "HEALTHCHECK" in text
+    for command in re.findall(r"(?m)^# +podman build .*", text):
+        assert "--format docker" in command
+    assert "podman build" in text
+
+
 def test_recipe_for_nvidia_differs_in_the_module_only():
     plain, nvidia = (
         [(stage, word, rest) for stage, word, rest in instructions(recipe)

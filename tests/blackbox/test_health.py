@@ -311,6 +311,7 @@ def test_health_command(serve, synthetic, monkeypatch, tmp_path):
     file = tmp_path / "server.yaml"
     file.write_text(f"model: {synthetic}\nport: {server.port}\n")
     assert run("health", "--config", file).returncode == 0
+    assert run("health", variables={"TESSERA_PORT": str(server.port)}).returncode == 0
     assert run("health", server.url + "/nothing").returncode == 1
     assert server.stop() == 0
     done = run("health", server.url)
