@@ -66,7 +66,6 @@ void remarks_on_neighbours(struct options *o, int32_t threads, struct buf *list)
         sched_getaffinity(0, sizeof allowed, &allowed) != 0)
         return;
     cores_taken(CORES_PROC, &taken);
-    CPU_AND(&taken, &taken, &allowed);
     if (CPU_COUNT(&taken) == 0)
         return;
     buf_clear(list);
@@ -75,6 +74,7 @@ void remarks_on_neighbours(struct options *o, int32_t threads, struct buf *list)
         o->cpu_list = list->failed ? NULL : list->data;
         return;
     }
+    CPU_AND(&taken, &taken, &allowed);
     cores_list(&taken, list);
     o->cpu_bind = "none";
     base_log(LOG_WARN,
