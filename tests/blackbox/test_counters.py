@@ -101,6 +101,7 @@ def test_received_bytes_of_the_distributed_sampler(serve, ranks):
                        election=(oracle.places(shape.vocab, **asked), False))
     check_received(server, shape, ranks, prompt, 12, logprobs=2, election=(0, True))
     assert server.metrics().sum("tessera:sampler_fallback_total") == 0
+    assert server.metrics().sum("tessera:step_replays_total") == 0  # which are of devices
 
 
 def bytes_read(pid):
