@@ -494,13 +494,10 @@ static void test_begun(void **state)
         struct answer_form form;
         const char *begun, *text, *content;
     } cases[] = {
-        {HERMES, "<tool_call>\n{\"name\": \"", "f\"", "f\""},
-        {HARMONY, "<|channel|>commentary to=functions.", "!<", "!<"},
-        {HARMONY, "<|channel|>commentary to=functions.", "f<|message|>{", "{"},
-        {CONTROLS, "<|channel|>commentary to=functions.", "f\xff<|message|>{", "{"},
+        {HERMES, "<tool_call>\n{\"name\": 1", "}", "}"},
+        {HARMONY, "<|channel|>commentary to=functions.", "!<|message|>", "!<|message|>"},
         {CONTROLS, "<|channel|>commentary to=functions.f<|message|>", "{x}", "{x}"},
         {HARMONY, "<|channel|>commentary to=functions.f<|message|>", "No.", "No."},
-        {HARMONY, "<|channel|>commentary to=functions.f<|message|>", " ", " "}, /* a limit */
     };
     (void)state;
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {

@@ -1,4 +1,5 @@
-/* The order of the parts of an answer: the same whether its text comes byte by byte or at once. */
+/* The order of the parts of an answer: the same whether its text comes byte by byte or at once; and
+ * what there is of a call that the prompt has begun and a limit has cut off. */
 #include "server/answer/answer.h"
 #include "tests/only.h"
 
@@ -13,6 +14,8 @@ static const struct answer_form
     one_call = {.calls = ANSWER_CALLS_HERMES, .one_call = true},
     thinks = {.calls = ANSWER_CALLS_HERMES, .reasoning = true},
     llama3 = {.calls = ANSWER_CALLS_LLAMA3}, mistral = {.calls = ANSWER_CALLS_MISTRAL},
+    args = {.calls = ANSWER_CALLS_MISTRAL_ARGS}, glm45 = {.calls = ANSWER_CALLS_GLM45},
+    coder = {.calls = ANSWER_CALLS_QWEN3_CODER},
     harmony = {.calls = ANSWER_CALLS_OPENAI, .harmony = true, .reasoning = true},
     controls = {.calls = ANSWER_CALLS_OPENAI, .harmony = true, .reasoning = true, .controls = true},
     drops = {
@@ -115,11 +118,107 @@ static void test_many(void **state)
     answer_close(a);
 }
 
+#define HERMES_BEGUN "<tool_call>\n{\"name\": \""
+#define HERMES_NAMED HERMES_BEGUN "f\", \"arguments\":"
+#define HERMES_ONE HERMES_BEGUN "f\", \"arguments\": {}}\n</tool_call>"
+#define LLAMA3_NAMED "{\"name\": \"f\", \"parameters\":"
+#define MISTRAL_NAMED "[TOOL_CALLS][{\"name\": \"f\", \"arguments\":"
+#define HARMONY_BEGUN "<|channel|>commentary to=functions."
+#define HARMONY_NAMED HARMONY_BEGUN "f <|constrain|>json<|message|>"
+
+/* A call that the prompt has begun and a limit cuts off is one as far as it goes, when its name is
+ * whole: all that comes is calls or nothing. */
+static const struct begun {
+    const struct answer_form *form;
+    const char *begun, *text;
+    const char *calls; /* |name arguments|... */
+    bool whole;        /* the last one */
+} begun[] = {
+    {&hermes, HERMES_BEGUN, "", "", true},
+    {&hermes, HERMES_BEGUN, "f", "", true},
+    {&hermes, HERMES_BEGUN, "f\"", "|f ", false},
+    {&hermes, HERMES_BEGUN, "f\", \"argum", "|f ", false},
+    {&hermes, HERMES_BEGUN, "f\", \"arguments\": ", "|f ", false},
+    {&hermes, HERMES_BEGUN, "f\", \"arguments\": {\"x\": \"a \\", "|f {\"x\": \"a \\", false},
+    {&hermes, HERMES_NAMED, " {\"x\": \"</tool_call> ", "|f {\"x\": \"</tool_call> ", false},
+    {&hermes, HERMES_NAMED, "", "|f ", false},
+    {&hermes, HERMES_NAMED, " {\"x\": {}}", "|f {\"x\": {}}", true},
+    {&hermes, HERMES_NAMED, " {\"x\": {}}\n", "|f {\"x\": {}}", true},
+    {&hermes, HERMES_NAMED, " {}}\n</tool_ca", "|f {}", true},
+    {&hermes, HERMES_NAMED, " {}}\n</tool_call>\n<tool", "|f {}", true},
+    {&hermes, HERMES_ONE, "\n<tool_call>", "|f {}", true},
+    {&hermes, HERMES_ONE, "\n<tool_call>\n{\"na", "|f {}", true},
+    {&hermes, HERMES_ONE, "\n<tool_call>\n{\"name\": \"g", "|f {}", true},
+    {&hermes, HERMES_ONE, "\n" HERMES_BEGUN "g\", \"arguments\": {\"y\"", "|f {}|g {\"y\"", false},
+    {&one_call, HERMES_ONE, "\n" HERMES_NAMED " {\"y\"", "|f {}", true},
+    {&glm45, HERMES_NAMED, " {\"x\":", "|f {\"x\":", false},
+    {&coder, HERMES_NAMED, " {\"x\":", "|f {\"x\":", false},
+    {&llama3, "{\"name\": \"", "f", "", true},
+    {&llama3, LLAMA3_NAMED, " {\"x\": 1", "|f {\"x\": 1", false},
+    {&mistral, "[TOOL_CALLS][{\"name\": \"", "f", "", true},
+    {&mistral, MISTRAL_NAMED, "{\"x\": [", "|f {\"x\": [", false},
+    {&mistral, MISTRAL_NAMED, "{}},", "|f {}", true},
+    {&mistral, MISTRAL_NAMED, "{}}, {\"name\": \"g\", \"arguments\": {", "|f {}|g {", false},
+    {&args, "[TOOL_CALLS]", "", "", true},
+    {&args, "[TOOL_CALLS]", "f", "", true},
+    {&args, "[TOOL_CALLS]", "f[AR", "|f ", false},
+    {&args, "[TOOL_CALLS]f[ARGS]", "", "|f ", false},
+    {&args, "[TOOL_CALLS]f[ARGS]", "{\"x\"", "|f {\"x\"", false},
+    {&args, "[TOOL_CALLS]f[ARGS]", "{}[TOOL_C", "|f {}", true},
+    {&args, "[TOOL_CALLS]f[ARGS]", "{}[TOOL_CALLS]g[ARGS]{", "|f {}|g {", false},
+    {&harmony, HARMONY_BEGUN, "f", "", true},
+    {&harmony, HARMONY_BEGUN, "f ", "", true},
+    {&harmony, HARMONY_BEGUN, "f <|con", "", true},
+    {&harmony, HARMONY_BEGUN, "f <|constrain|>json<|", "", true},
+    {&controls, HARMONY_BEGUN, "f", "", true},
+    {&controls, HARMONY_BEGUN, "f ", "", true},
+    {&controls, HARMONY_BEGUN, "f \xff", "", true},
+    {&harmony, HARMONY_BEGUN, "f<|message|>{", "|f {", false},
+    {&controls, HARMONY_BEGUN, "f\xff<|message|>{", "|f {", false},
+    {&controls, HARMONY_BEGUN, "f \xff<|constrain|>js", "", true},
+    {&harmony, HARMONY_NAMED, "", "|f ", false},
+    {&harmony, HARMONY_NAMED, " ", "|f ", false},
+    {&harmony, HARMONY_NAMED, "{\"x\": \"", "|f {\"x\": \"", false},
+    {&harmony, HARMONY_NAMED, "{\"x\": 1}", "|f {\"x\": 1}", true},
+};
+
+static void check_begun(const struct begun *x, bool by_letter)
+{
+    struct answer *a = answer_open(x->form, 0);
+    const size_t n = strlen(x->text), step = by_letter ? 1 : n + 1;
+    char calls[512] = "";
+    answer_begin(a, x->begun, strlen(x->begun));
+    for (size_t at = 0; at < n; at += step)
+        answer_push(a, x->text + at, step < n - at ? step : n - at);
+    answer_finish(a, false);
+    const int32_t count = answer_call_count(a);
+    for (int32_t i = 0; i < count; i++) {
+        const struct answer_call call = answer_call(a, i);
+        char *end = calls + strlen(calls);
+        snprintf(end, sizeof calls - strlen(calls), "|%.*s %.*s", (int)call.name_len, call.name,
+                 (int)call.arguments_len, call.arguments);
+        assert_int_equal(call.cut, i == count - 1 && !x->whole);
+    }
+    if (strcmp(calls, x->calls) != 0 || answer_part_count(a) != count)
+        fail_msg("%s%s: %s, and other parts: %d", x->begun, x->text, calls,
+                 answer_part_count(a) - count);
+    assert_int_equal(answer_calls_total(a), x->whole ? count : 0);
+    answer_close(a);
+}
+
+static void test_begun(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < 2 * ARRAY_LEN(begun); i++)
+        check_begun(&begun[i / 2], i % 2);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_order),
         cmocka_unit_test(test_many),
+        cmocka_unit_test(test_begun),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -150,6 +150,24 @@ static void test_stop_sequence(void **state)
 
 static const struct answer_form hermes = {.calls = ANSWER_CALLS_HERMES, .reasoning = true};
 
+/* Of a call that the prompt has begun and a limit has cut off a stream says what there is; whole it
+ * has to be an object, which is empty then. */
+static void test_cut_call(void **state)
+{
+    struct talk t;
+    (void)state;
+    begin_talk(&t, &hermes);
+    answer_begin(t.answer, "<tool_call>\n{\"name\": \"", 22);
+    say(&t, "f\", \"arguments\": {\"x\"", NULL);
+    say(&t, ": ", "length");
+    check_talk(&t,
+               START OPEN("0", CALL("HAAAAAAAA", "f", "{}"))
+                   DELTA("0", "input_json_delta", "partial_json", "{\\\"x\\\": ") CLOSE("0")
+                       END("\"max_tokens\"", "null"),
+               CALL("HAAAAAAAA", "f", "{}"), STOP("\"max_tokens\"", "null"));
+    end_talk(&t);
+}
+
 /* Every kind of block. A call that a stop string ended is a call. */
 static void test_blocks(void **state)
 {
@@ -349,6 +367,7 @@ int main(void)
         cmocka_unit_test(test_text),
         cmocka_unit_test(test_nothing),
         cmocka_unit_test(test_stop_sequence),
+        cmocka_unit_test(test_cut_call),
         cmocka_unit_test(test_blocks),
         cmocka_unit_test(test_text_behind_a_call),
         cmocka_unit_test(test_several_at_once),

@@ -205,9 +205,10 @@ static void test_nothing(void **state)
 #define REASONING_ITEM(id, status, text)                                                           \
     "{\"id\":\"rs_ab" id "\",\"type\":\"reasoning\",\"status\":\"" status "\",\"summary\":[],"     \
     "\"content\":[{\"type\":\"reasoning_text\",\"text\":\"" text "\"}]}"
-#define CALL_ITEM(id, call, name, arguments)                                                       \
-    "{\"id\":\"fc_ab" id "\",\"type\":\"function_call\",\"status\":\"completed\",\"call_id\":"     \
+#define CALL_OF(status, id, call, name, arguments)                                                 \
+    "{\"id\":\"fc_ab" id "\",\"type\":\"function_call\",\"status\":\"" status "\",\"call_id\":"    \
     "\"" call "\",\"name\":\"" name "\",\"arguments\":\"" arguments "\"}"
+#define CALL_ITEM(id, call, name, arguments) CALL_OF("completed", id, call, name, arguments)
 
 /* Every kind of item; logprobs are those of the message's tokens. */
 static void test_items(void **state)
@@ -242,6 +243,23 @@ static void test_items(void **state)
                            "43")) "," CALL_ITEM("02", "HAAAAAAAA", "f",
                                                 "{\\\"x\\\": 1}") "," CALL_ITEM("03", "IAAAAAAAA",
                                                                                 "g", "{}")));
+    end_talk(&t);
+}
+
+/* A call that the prompt has begun, as far as it came. */
+static void test_cut_call(void **state)
+{
+    struct talk t;
+    (void)state;
+    begin_talk(&t, true, -1);
+    answer_begin(t.answer, "<tool_call>\n{\"name\": \"", 22);
+    say(&t, "f\", \"arguments\": {\"x\"", NULL);
+    say(&t, ": ", "length");
+    finish_talk(&t);
+    check_events(&t.sent, "created in_progress " CALL_EVENTS("0") "incomplete");
+    check_joined(&t.sent, "response.function_call_arguments.done", "arguments", "{\"x\": ");
+    check_object(&t, OBJECT("incomplete", "{\"reason\":\"max_output_tokens\"}",
+                            CALL_OF("incomplete", "00", "HAAAAAAAA", "f", "{\\\"x\\\": ")));
     end_talk(&t);
 }
 
@@ -389,6 +407,7 @@ int main(void)
         cmocka_unit_test(test_text),
         cmocka_unit_test(test_nothing),
         cmocka_unit_test(test_items),
+        cmocka_unit_test(test_cut_call),
         cmocka_unit_test(test_text_behind_a_call),
         cmocka_unit_test(test_cut_off),
         cmocka_unit_test(test_messages_of_harmony),

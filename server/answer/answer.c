@@ -39,6 +39,8 @@ struct answer {
     enum state state;
     uint64_t key;
     bool finished, whole, reasoned, failed, in_list;
+    bool forced;                    /* the prompt has begun a call, and nothing else may come */
+    bool cut;                       /* the last call is not whole */
     bool headed;                    /* since the last clear */
     bool bare;                      /* calls have no mark */
     bool said[HARMONY_CONTENT + 1]; /* by kind: some of it has come */
@@ -81,6 +83,12 @@ static size_t skip_lines(const struct answer *a, size_t i)
 static enum mark_match match(const struct answer *a, size_t i, const char *mark)
 {
     return mark_match(text_at(a, i), a->pending.len - i, mark, a->finished);
+}
+
+/* Does the text end within the mark? Even if no more comes. */
+static bool may_be(const struct answer *a, size_t i, const char *mark)
+{
+    return mark && mark_match(text_at(a, i), a->pending.len - i, mark, false) == MARK_PERHAPS;
 }
 
 /* Where the mark begins or may begin; else the end. */
@@ -156,12 +164,36 @@ static void add_call(struct answer *a, const struct call *call)
     a->total++;
 }
 
+/* The answer ends within what waits. Where the prompt has begun it, the rest would be no text to
+ * anybody: it is a call as far as it goes, or nothing before its name is known. named: it is, and
+ * the arguments are from a->value on. */
+static bool give_cut(struct answer *a, bool named)
+{
+    const struct answer_syntax *s = a->syntax;
+    struct call call = {.name = ""};
+    const char *text = text_at(a, a->value);
+    const size_t n = a->pending.len - a->value;
+    if (!a->forced)
+        return give_up(a, a->pending.len);
+    memcpy(call.name, a->name, sizeof a->name);
+    const enum call_end end = named
+                                  ? call_read_cut_arguments(text, n, &call)
+                                  : call_read_cut(text, n, strchr(s->before, '{'), s->after, &call);
+    const int32_t most = a->form.one_call ? 1 : ANSWER_CALLS_MAX;
+    if (end != CALL_NAMELESS && a->total < most) {
+        add_call(a, &call);
+        a->cut = end == CALL_CUT;
+    }
+    a->at = a->pending.len;
+    return true;
+}
+
 static bool read_value(struct answer *a)
 {
     struct call call = {.name = ""};
     const char *text = text_at(a, a->value);
     if (!call_scan(&a->scan, text, a->pending.len - a->value))
-        return a->finished && give_up(a, a->pending.len);
+        return a->finished && give_cut(a, a->name[0] != '\0');
     const size_t end = a->value + a->scan.at;
     memcpy(call.name, a->name, sizeof a->name);
     const enum call_kind kind = a->name[0] ? CALL_ARGUMENTS : a->bare ? CALL_BARE : CALL_TAGGED;
@@ -213,6 +245,16 @@ static size_t skip_name(const struct answer *a, size_t i)
     return i;
 }
 
+/* Before its arguments; the name is whole if more has come than it. */
+static bool give_cut_name(struct answer *a, size_t begin, size_t end)
+{
+    const bool whole = end < a->pending.len;
+    memcpy(a->name, text_at(a, begin), end - begin);
+    a->name[whole ? end - begin : 0] = '\0';
+    a->value = a->pending.len;
+    return give_cut(a, whole);
+}
+
 /* name[CALL_ID]id[ARGS]{...}, where either mark may be missing. */
 static bool read_name(struct answer *a, size_t begin)
 {
@@ -229,6 +271,8 @@ static bool read_name(struct answer *a, size_t begin)
         i = skip_space(a, i + strlen(ANSWER_ARGS));
     if (i - end > BLANKS_MAX)
         return give_up(a, a->value);
+    if (a->forced && a->finished && (i == a->pending.len || may_be(a, i, ANSWER_ARGS)))
+        return give_cut_name(a, begin, end);
     if (i == a->pending.len || m == MARK_PERHAPS)
         return a->finished && give_up(a, a->value);
     if (*text_at(a, i) != '{')
@@ -244,7 +288,7 @@ static bool read_marked(struct answer *a)
     if (i - a->value > BLANKS_MAX)
         return give_up(a, a->value);
     if (i == a->pending.len)
-        return a->finished && give_up(a, i);
+        return a->finished && give_cut(a, false);
     const char c = *text_at(a, i);
     if (c == '{')
         return begin_value(a, i);
@@ -296,6 +340,8 @@ static bool read_closing(struct answer *a)
     } else if (*text_at(a, i) == ']' && a->in_list) {
         a->in_list = false;
         a->at++;
+    } else if (a->forced && (may_be(a, i, a->syntax->close) || may_be(a, i, a->syntax->open))) {
+        a->at = a->pending.len; /* more calls, or their end, which the answer's has cut off */
     } else {
         give_up(a, i);
     }
@@ -339,10 +385,13 @@ static bool begin_message(struct answer *a, const struct harmony_header *h)
 static bool read_heading(struct answer *a)
 {
     struct harmony_header h;
-    const struct harmony_text text = harmony_from(a, a->at);
+    struct harmony_text text = harmony_from(a, a->at);
     const enum mark_match m = harmony_read_header(&text, true, &h);
     if (m == MARK_PERHAPS)
         return false;
+    text.finished = false;
+    if (m == MARK_NO && a->forced && harmony_read_header(&text, true, &h) == MARK_PERHAPS)
+        a->at = a->pending.len; /* within a mark that is letters */
     return m == MARK_YES ? begin_message(a, &h) : give_up(a, a->begun > a->at ? a->begun : a->at);
 }
 
@@ -377,6 +426,8 @@ static bool read_addressed(struct answer *a)
         return false;
     if (left > 0 && *text_at(a, i) == '{')
         return begin_value(a, i);
+    if (left == 0 && a->forced)
+        return give_cut(a, true);
     struct harmony_text text = harmony_from(a, i);
     text.by_end = false; /* the whole call is guided, or nothing of it */
     const enum mark_match m =
@@ -553,6 +604,7 @@ void answer_begin(struct answer *a, const char *text, size_t n)
     }
     a->failed |= all.failed;
     a->begun = all.len;
+    a->forced = all.len > 0;
     answer_push(a, all.data, all.len);
     buf_free(&all);
 }
@@ -599,6 +651,7 @@ struct answer_call answer_call(const struct answer *a, int32_t i)
 {
     struct answer_call call = parts_call(&a->parts, i);
     call.index = a->total - a->parts.count + i;
+    call.cut = a->cut && i == a->parts.count - 1;
     write_id(a->key, call.index, call.id);
     return call;
 }
@@ -626,7 +679,7 @@ bool answer_headed(const struct answer *a)
 
 int32_t answer_calls_total(const struct answer *a)
 {
-    return a->total;
+    return a->cut ? 0 : a->total;
 }
 
 bool answer_reasons(const struct answer *a)

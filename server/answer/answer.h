@@ -2,8 +2,8 @@
  * its text while that comes. Pure.
  *
  * What looks like a call and is none (no JSON, no name, cut off by a limit) is content, byte for
- * byte. Lines that templates put around the parts are no part of them: newlines around reasoning
- * and before calls are dropped. */
+ * byte, unless the prompt has begun it (answer_begin). Lines that templates put around the parts
+ * are no part of them: newlines around reasoning and before calls are dropped. */
 #ifndef TESSERA_SERVER_ANSWER_ANSWER_H
 #define TESSERA_SERVER_ANSWER_ANSWER_H
 
@@ -17,6 +17,7 @@ struct answer_call {
     int32_t index;                /* in the answer */
     const char *name, *arguments; /* arguments: a JSON object, as the model wrote it */
     size_t name_len, arguments_len;
+    bool cut; /* the answer ended before it: the arguments are the beginning of an object, or "" */
 };
 
 enum answer_kind { ANSWER_REASONING, ANSWER_CONTENT, ANSWER_CALL };
@@ -35,7 +36,9 @@ struct answer;
 struct answer *answer_open(const struct answer_form *form, uint64_t key);
 void answer_close(struct answer *a); /* NULL is fine */
 /* What the prompt has ended with for the answer: part of a call or nothing, without ANSWER_CONTROL.
- * Before all else. */
+ * Before all else. Of a call that has been begun the model may write nothing but calls, so one that
+ * a limit cuts off is a call as far as it goes, once its name is whole, and else nothing; so is a
+ * mark that is cut off behind a call. */
 void answer_begin(struct answer *a, const char *text, size_t n);
 /* The next text, valid UTF-8 but for ANSWER_CONTROL; then that there is no more. whole: the model
  * has ended it, nobody has cut it off. */
@@ -55,8 +58,9 @@ int32_t answer_part_count(const struct answer *a);
 struct answer_part answer_part(const struct answer *a, int32_t i);
 void answer_clear(struct answer *a);
 
-bool answer_headed(const struct answer *a);         /* since the last clear a header has ended */
-int32_t answer_calls_total(const struct answer *a); /* whatever was cleared */
-bool answer_reasons(const struct answer *a);        /* what comes next is reasoning */
+bool answer_headed(const struct answer *a); /* since the last clear a header has ended */
+/* Whatever was cleared; 0 when the last one is cut off: the answer did not end to make calls. */
+int32_t answer_calls_total(const struct answer *a);
+bool answer_reasons(const struct answer *a); /* what comes next is reasoning */
 
 #endif

@@ -148,3 +148,34 @@ enum status call_read(const struct call_scan *s, const char *text, enum call_kin
     jdoc_close(root);
     return st;
 }
+
+enum call_end call_read_cut_arguments(const char *text, size_t n, struct call *out)
+{
+    struct call_scan scan = {0};
+    while (n > 0 && call_is_space(*text)) {
+        text++;
+        n--;
+    }
+    out->arguments = n > 0 ? text : "";
+    out->arguments_len = n;
+    if (n == 0 || *text != '{' || !call_scan(&scan, text, n))
+        return CALL_CUT;
+    return call_read(&scan, text, CALL_ARGUMENTS, out) == OK ? CALL_WHOLE : CALL_CUT;
+}
+
+enum call_end call_read_cut(const char *text, size_t n, const char *before, const char *after,
+                            struct call *out)
+{
+    const size_t begin = before ? strlen(before) : 0, m = strlen(after);
+    size_t end = begin;
+    if (!before || n < begin || memcmp(text, before, begin) != 0)
+        return CALL_NAMELESS;
+    while (end < n && call_is_name_byte(text[end]))
+        end++;
+    if (end == n || text[end] != *after || !call_is_name(text + begin, end - begin))
+        return CALL_NAMELESS;
+    memcpy(out->name, text + begin, end - begin);
+    out->name[end - begin] = '\0';
+    const bool said = n - end >= m && memcmp(text + end, after, m) == 0;
+    return call_read_cut_arguments(said ? text + end + m : "", said ? n - end - m : 0, out);
+}

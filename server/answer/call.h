@@ -55,4 +55,18 @@ enum call_kind {
 enum status call_read(const struct call_scan *s, const char *text, enum call_kind kind,
                       struct call *out) MUST_USE;
 
+enum call_end {
+    CALL_NAMELESS, /* cut off before its name was whole */
+    CALL_CUT,      /* in or before the arguments: these are what there is of them */
+    CALL_WHOLE,    /* behind the arguments */
+};
+
+/* Of an object that has no end, and which is written so: before, the name, after (which
+ * begins with no byte of a name), the arguments. before: NULL is an object that is written in no
+ * such way. */
+enum call_end call_read_cut(const char *text, size_t n, const char *before, const char *after,
+                            struct call *out);
+/* The same from the arguments on; out->name is set. */
+enum call_end call_read_cut_arguments(const char *text, size_t n, struct call *out);
+
 #endif

@@ -224,7 +224,7 @@ static void add_text(struct reply_state *s, enum kind kind, const char *text, si
         buf_add(&s->text, text, n);
 }
 
-/* A call comes whole. */
+/* A call comes in one piece. */
 static void write_call(const struct answer_call *call, const char *input, size_t n, struct buf *out)
 {
     buf_printf(out, "{\"type\":\"tool_use\",\"id\":\"%s%s\"", MESSAGES_INPUT_CALL_PREFIX, call->id);
@@ -245,7 +245,8 @@ static void add_call(struct reply_state *s, const struct answer_call *call, stru
     write_stop_of_block(s, out);
     if (!s->streams) {
         begin_closed(s);
-        write_call(call, call->arguments, call->arguments_len, &s->blocks);
+        write_call(call, call->cut ? "{}" : call->arguments, call->cut ? 2 : call->arguments_len,
+                   &s->blocks);
     }
     s->index++;
 }

@@ -290,6 +290,36 @@ def test_a_call_that_has_to_be(family, choice):
     assert end.endswith(begin)
 
 
+@pytest.mark.parametrize("choice", ["required", RAIN_ONLY])
+def test_a_call_that_has_to_be_and_is_cut_off(family, choice):
+    """It is a call as far as it goes, since the prompt has begun it, and never content."""
+    (name, (form, _)), *_ = family.forms.items()
+    whole = write_calls((held_form(name, form), ""), [RAIN, TIDE])
+    begin = BEGINS[name][0] + ("" if choice == "required" else BEGINS[name][1])
+    arguments = json.dumps(RAIN["arguments"], ensure_ascii=False)  # as the template writes it
+    asked = {"text": whole[len(begin):], "begin": begin, "tools": ANY, "tool_choice": choice}
+    ends = set()
+    for limit in range(1, 500, 3):
+        each = family.ask(**asked, max_tokens=limit).choices[0]
+        assert not each.message.content
+        if each.finish_reason != "length":
+            break
+        calls = each.message.tool_calls or []
+        ends.add((len(calls), len(calls[0].function.arguments) if calls else 0))
+        for call, (tool, text) in zip(calls, (("rain", arguments), ("tide", "{}"))):
+            said = call.function.arguments.rstrip("\ufffd")  # of a character that is cut, too
+            assert call.function.name == tool and text.startswith(said)
+    assert len(ends) > 10 and ((0, 0) in ends) == (choice == "required")
+    chunks = [c.choices[0] for c in family.ask(**asked, max_tokens=20, stream=True)]
+    assert chunks[-1].finish_reason == "length" and not any(c.delta.content for c in chunks)
+    call, = (call for c in chunks for call in c.delta.tool_calls or [])
+    assert call.function.name == "rain" and call.function.arguments in arguments
+    for each in family.both(**asked, stop=["days"]):
+        call, = each.message.tool_calls
+        assert (each.finish_reason, each.message.content or "") == ("stop", "")
+        assert call.function.arguments == arguments[:arguments.index("days")]
+
+
 def test_a_call_that_has_to_be_ends_reasoning(qwen):
     begin = '<tool_call>\n{"name": "rain", "arguments":'
     for each in qwen.both(text=" {}}</tool_call>", think=True, begin="\n</think>\n\n" + begin,
