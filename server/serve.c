@@ -247,7 +247,7 @@ static enum status open_frontend(struct server *s, const struct options *o, stru
         .columns = s->footprint.limits.columns,
         .normalizes = s->setup.pooling.normalize,
         .queued_max = s->footprint.limits.slots + s->setup.options.max_num_queued_reqs,
-        .choices_max = s->setup.options.max_num_queued_reqs,
+        .choices_max = s->footprint.limits.slots + s->setup.options.max_num_queued_reqs,
         .tokens_max = o->max_num_queued_tokens,
         .defaults = strcmp(o->generation_config, "none") == 0 ? model_config_no_defaults()
                                                               : s->setup.defaults,

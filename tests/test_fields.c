@@ -377,6 +377,24 @@ static void test_document_defaults(void **state)
     jdoc_close(doc);
 }
 
+/* As many prompts as the server takes at once, not as many as any server might. */
+static void test_schema_of_prompts(void **state)
+{
+    static const int32_t cases[][2] = {
+        {0, COMPLETION_PROMPTS_MAX}, {250, 250}, {5000, COMPLETION_PROMPTS_MAX}};
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        rules.choices_max = cases[i][0];
+        struct jdoc *doc = document();
+        const struct jdoc *ways =
+            jdoc_get(jdoc_get(properties_of(doc, "/v1/completions"), "prompt"), "anyOf");
+        for (size_t k = 2; k < 4; k++)
+            assert_int_equal(jdoc_int(jdoc_get(jdoc_at(ways, k), "maxItems")), cases[i][1]);
+        jdoc_close(doc);
+    }
+    rules.choices_max = 0;
+}
+
 /* ---- bounds of several fields together ---- */
 
 static enum status parse_at(const char *text, const struct completion_rules *with,
@@ -397,7 +415,8 @@ static void test_choices_of_a_request(void **state)
     completion_free(&r);
     assert_int_equal(parse_at("{\"prompt\": [[1], [2]], \"n\": 4}", &few, &r, &e), ERR_INPUT);
     assert_string_equal(e.param, "n");
-    assert_non_null(strstr(e.message, "8 answers at once, this server takes at most 6"));
+    assert_non_null(strstr(e.message, "8 answers at once, this server takes at most 6 "
+                                      "(--max-num-seqs and --max-num-queued-reqs)"));
     const char *seven = "{\"prompt\": [[1], [2], [3], [4], [5], [6], [7]]}";
     assert_int_equal(parse_at(seven, &few, &r, &e), ERR_INPUT);
     assert_string_equal(e.param, "prompt");
@@ -493,6 +512,7 @@ int main(void)
         TEST(test_document_limits),
         TEST(test_document_is_whole),
         TEST(test_document_defaults),
+        TEST(test_schema_of_prompts),
         TEST(test_choices_of_a_request),
         TEST(test_scores_of_a_request),
         TEST(test_tokenize_forms),

@@ -60,8 +60,9 @@ static struct raw defaults_of(const struct generation_defaults *d)
 
 void completion_schema(const struct completion_rules *rules, struct buf *out)
 {
-    const struct field_set set = completion_fields(rules->vocab);
+    struct field_set set = completion_fields(rules->vocab);
     const struct raw raw = defaults_of(&rules->defaults);
+    set.prompts_max = rules->choices_max;
     field_schema(&set, &raw, out);
 }
 
@@ -113,8 +114,10 @@ enum status completion_check_choices(const struct completion_request *r,
     if (rules->choices_max == 0 || choices <= rules->choices_max)
         return OK;
     return api_error_field(e, r->n > 1 ? "n" : r->source,
-                           "%s%s for %d answers at once, this server takes at most %d", r->source,
-                           r->n > 1 ? " and n ask" : " asks", choices, rules->choices_max);
+                           "%s%s for %d answers at once, this server takes at most %d "
+                           "(--max-num-seqs and --max-num-queued-reqs)",
+                           r->source, r->n > 1 ? " and n ask" : " asks", choices,
+                           rules->choices_max);
 }
 
 /* A prompt alone is taken when nothing else waits; several together never would be. */

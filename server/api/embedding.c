@@ -53,8 +53,10 @@ static const struct field rows[] = {
 struct field_set embedding_fields(const struct completion_rules *rules)
 {
     const int32_t columns = rules->columns > 0 ? rules->columns : COLUMNS_MAX; /* not served */
-    return (struct field_set){
-        .parts = {{rows, ARRAY_LEN(rows), 0}}, .vocab = rules->vocab, .columns = columns};
+    return (struct field_set){.parts = {{rows, ARRAY_LEN(rows), 0}},
+                              .vocab = rules->vocab,
+                              .columns = columns,
+                              .prompts_max = rules->choices_max};
 }
 
 static struct raw defaults_of(const struct completion_rules *rules)

@@ -78,8 +78,9 @@ struct field_rows {
 /* The fields of one kind of request. */
 struct field_set {
     struct field_rows parts[FIELD_PARTS_MAX];
-    int32_t vocab;   /* token ids are below it */
-    int32_t columns; /* of vectors */
+    int32_t vocab;       /* token ids are below it */
+    int32_t columns;     /* of vectors */
+    int32_t prompts_max; /* of FIELD_PROMPT, where that is less than the row says; 0: it is not */
 };
 
 /* Names that no row has: ignored, and worth one line in the log. */

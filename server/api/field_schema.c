@@ -63,17 +63,19 @@ static void write_ids(int64_t min, int64_t max, int32_t vocab, struct buf *out)
                min, max, vocab - 1);
 }
 
-static void write_prompt(const struct field *row, int32_t vocab, struct buf *out)
+static void write_prompt(const struct field_set *set, const struct field *row, struct buf *out)
 {
+    const int64_t most =
+        set->prompts_max > 0 && set->prompts_max < row->int_max ? set->prompts_max : row->int_max;
     const int64_t ids_max = (int64_t)jdoc_limits_request.tokens_max;
     buf_puts(out, "\"anyOf\":[{\"type\":\"string\",\"minLength\":1},{\"type\":\"array\",");
-    write_ids(1, ids_max, vocab, out);
+    write_ids(1, ids_max, set->vocab, out);
     buf_printf(out,
                "},{\"type\":\"array\",\"minItems\":1,\"maxItems\":%" PRId64
                ",\"items\":{\"type\":\"string\",\"minLength\":1}},{\"type\":\"array\","
                "\"minItems\":1,\"maxItems\":%" PRId64 ",\"items\":{\"type\":\"array\",",
-               row->int_max, row->int_max);
-    write_ids(1, ids_max, vocab, out);
+               most, most);
+    write_ids(1, ids_max, set->vocab, out);
     buf_puts(out, "}}]");
 }
 
@@ -142,7 +144,7 @@ static void write_used(const struct field_set *set, const struct field *row, con
         write_bias(row, out);
         break;
     case FIELD_PROMPT:
-        write_prompt(row, set->vocab, out);
+        write_prompt(set, row, out);
         break;
     case FIELD_OBJECT:
         write_type(row, "object", out);

@@ -427,7 +427,7 @@ def test_attention_to_what_follows(tmp_path):
 
 
 def test_refusals(serve, embedder, demo):
-    server = serve(embedder, "--max-num-queued-reqs", 20)
+    server = serve(embedder, "--max-num-queued-reqs", 16, "--max-num-seqs", 4)
     for field, fields in (
             ("input", {}), ("input", {"input": ""}), ("input", {"input": []}),
             ("input", {"input": ["a", 5]}), ("input", {"input": [5, "a"]}),
