@@ -246,6 +246,11 @@ static enum status refuse(enum status st, const struct err *err, struct api_erro
     if (st == ERR_INPUT || st == ERR_LIMIT)
         return api_error_field(
             e, "messages", "messages do not go with the model's chat template: %.240s", err->text);
+    if (st == ERR_MODEL) /* whatever the messages are */
+        return api_error_field(e, "messages",
+                               "this model's chat template cannot be used: %.240s; give another "
+                               "with --chat-template",
+                               err->text);
     api_error_from_status(e, st, err);
     return st;
 }

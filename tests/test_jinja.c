@@ -141,6 +141,8 @@ static void test_refused_at_open(void **state)
         {"{# a", "t:1:1: a comment is not ended"},
         {"{% raw %}x", "t:1:10: raw is not ended"},
         {"{% set true = 1 %}", "true is no name to assign to"},
+        {"{{ '%.2f' % n }}", "t:1:11: formatting with % is not supported"},
+        {"{{ 2 * ('a' 'b') % n }}{{ ('%d') % n }}", "t:1:34: formatting with % is not supported"},
     };
     (void)state;
     for (size_t i = 0; i < ARRAY_LEN(rows); i++)
@@ -167,6 +169,8 @@ static void test_fails_at_render(void **state)
     (void)state;
     for (size_t i = 0; i < ARRAY_LEN(rows); i++)
         assert_fails(rows[i][0], ERR_INPUT, rows[i][1]);
+    /* Whatever the variables are. */
+    assert_fails("{% set f = '%s' %}{{ f % u }}", ERR_MODEL, "t:1:22: formatting with % is not");
 }
 
 static void test_exception_is_whole_characters(void **state)

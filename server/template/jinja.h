@@ -28,6 +28,7 @@ struct jinja_text {
  * The text has at most bytes_max bytes, also while it is made. The caller frees *out with
  * jinja_text_free after success.
  * ERR_INPUT: the template refuses the variables (raise_exception: its message) or fails on them.
+ * ERR_MODEL: it does what is not supported, and that is not seen before.
  * ERR_LIMIT: too many steps, too deep, too long. ERR_NOMEM. */
 enum status jinja_render(const struct jinja *t, const struct jdoc *vars, const struct jdoc *own,
                          size_t bytes_max, struct jinja_text *out, struct err *err) MUST_USE;

@@ -41,11 +41,19 @@ static int skip_operation(struct parser *p, const char *const *names, const int 
     return -1;
 }
 
+/* A text in front of "%" is a format, which there are no renderings of. */
+static bool is_format(const struct parser *p, const struct node *left)
+{
+    return left->kind == NODE_CONST && left->value.kind == VALUE_STRING && jinja_at(p, "%");
+}
+
 static struct node *product(struct parser *p)
 {
     static const char *const names[] = {"*", "/", "//", "%", NULL};
     static const int operations[] = {OP_MUL, OP_DIV, OP_FLOORDIV, OP_MOD};
     struct node *left = power(p);
+    if (left && is_format(p, left))
+        return jinja_wrong(p, JINJA_NO_FORMATS);
     for (int op; left && (op = skip_operation(p, names, operations)) >= 0;) {
         left = pair_of(p, NODE_BINARY, left, power(p));
         if (left)

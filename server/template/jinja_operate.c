@@ -199,7 +199,7 @@ enum status jinja_operate(struct run *r, enum operation op, const struct value *
     static const char *const names[] = {"+", "-", "*", "/", "//", "%", "**"};
     enum status st = OK;
     if (op == OP_MOD && a->kind == VALUE_STRING)
-        return jinja_fail(r, "formatting with %% is not supported");
+        return jinja_lack(r, JINJA_NO_FORMATS);
     if (a->kind == VALUE_UNDEFINED || b->kind == VALUE_UNDEFINED)
         return jinja_say_undefined(r, a->kind == VALUE_UNDEFINED ? a : b);
     if (op == OP_ADD && a->kind == VALUE_STRING && b->kind == VALUE_STRING)

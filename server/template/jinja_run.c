@@ -18,6 +18,15 @@ enum status jinja_fail(struct run *r, const char *fmt, ...)
     return st;
 }
 
+enum status jinja_lack(struct run *r, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    enum status st = jinja_refuse_v(r->t, r->at, r->err, ERR_MODEL, fmt, ap);
+    va_end(ap);
+    return st;
+}
+
 enum status jinja_over(struct run *r, const char *what)
 {
     return base_fail(r->err, ERR_LIMIT, "%.80s: %s", r->t->where, what);

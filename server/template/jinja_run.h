@@ -1,6 +1,7 @@
 /* One render: what it has used up, its scopes, and the text it writes. Internal to the template
- * engine; of one thread. Every fallible function says in r->err why it fails: ERR_INPUT with the
- * place in the template, or ERR_LIMIT, or ERR_NOMEM; after that the render is over. */
+ * engine; of one thread. Every fallible function says in r->err why it fails: ERR_INPUT or
+ * ERR_MODEL with the place in the template, or ERR_LIMIT, or ERR_NOMEM; after that the render is
+ * over. */
 #ifndef TESSERA_SERVER_TEMPLATE_JINJA_RUN_H
 #define TESSERA_SERVER_TEMPLATE_JINJA_RUN_H
 
@@ -64,7 +65,9 @@ struct run {
 /* ---- limits and failures ---- */
 
 enum status jinja_fail(struct run *r, const char *fmt, ...) PRINTF_LIKE(2, 3); /* ERR_INPUT */
-enum status jinja_over(struct run *r, const char *what);                       /* ERR_LIMIT */
+/* ERR_MODEL: of what the template does whatever the variables are, and which parsing cannot see. */
+enum status jinja_lack(struct run *r, const char *fmt, ...) PRINTF_LIKE(2, 3);
+enum status jinja_over(struct run *r, const char *what); /* ERR_LIMIT */
 /* Counts a step and so many bytes; an item of a list counts as 8. */
 enum status jinja_spend(struct run *r, size_t bytes) MUST_USE;
 /* Zeroed, for as long as the render; NULL: jinja_no_room says why. */

@@ -68,6 +68,8 @@ struct jinja {
     const struct node *body;
 };
 
+#define JINJA_NO_FORMATS "formatting with %% is not supported"
+
 /* Fails with ERR_MODEL: "where:line:column: message"; line and column count from 1. */
 enum status jinja_refuse(const struct jinja *t, uint32_t at, struct err *err, const char *fmt, ...)
     PRINTF_LIKE(4, 5);
