@@ -61,9 +61,28 @@ static bool ends_with(const struct spelling *s, const struct spelling *end)
                                             (size_t)end->count * sizeof *end->ids) == 0;
 }
 
+/* The control tokens that the word names: forbidding its letters would not keep the model from
+ * them. letters: its spelling without such tokens. */
+static enum status forbid_named(struct job *j, const char *text, size_t n,
+                                const struct spelling *letters, struct api_error *e)
+{
+    struct err err = {""};
+    struct spelling s = {NULL, 0};
+    if (!j->request.parse_special)
+        return OK;
+    enum status st =
+        tokenizer_encode_named(j->service->tokenizer, text, n, false, &s.ids, &s.count, &err);
+    TRY(judge("bad_words", st, &err, e));
+    if (s.count > 0 && !(s.count == letters->count && ends_with(&s, letters)))
+        st = completion_forbid(&j->request, s.ids, s.count, e);
+out:
+    free(s.ids);
+    return st;
+}
+
 /* A bad word has up to three spellings in tokens: by itself, which for SentencePiece is after a
  * space; after a space, where that is another one; and inside a text, which is what it adds to the
- * tokens of a line break. All are forbidden. */
+ * tokens of a line break; and a fourth where control tokens are in it. All are forbidden. */
 static enum status forbid(struct job *j, const struct field_string *word, struct api_error *e)
 {
     enum status st = OK;
@@ -76,6 +95,7 @@ static enum status forbid(struct job *j, const struct field_string *word, struct
     memcpy(text + 1, word->bytes + spaces, n);
     TRY(spell(j, text + 1, n, &whole, e));
     TRY(completion_forbid(&j->request, whole.ids, whole.count, e));
+    TRY(forbid_named(j, text + 1, n, &whole, e));
     TRY(spell(j, text, 1, &line, e));
     TRY(spell(j, text, n + 1, &inside, e));
     const int32_t count = inside.count - line.count;

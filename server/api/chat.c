@@ -134,6 +134,7 @@ static enum status convert(const struct chat_values *raw, const struct completio
     r->logprobs = raw->logprobs ? (int32_t)(raw->top_logprobs > 0 ? raw->top_logprobs : 0) : -1;
     r->params.logprobs = r->logprobs;
     r->add_special_tokens = raw->add_special_tokens;
+    r->parse_special = true; /* of bad words alone: messages have none */
     r->prompts = calloc(1, sizeof *r->prompts);
     if (!r->prompts)
         return ERR_NOMEM;

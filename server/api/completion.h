@@ -65,7 +65,8 @@ struct completion_request {
     bool caps_answer, capped;
     int32_t truncate; /* so many of a prompt's last tokens are kept; -1: what fits; 0: all */
     bool has_seed, echo, stream, include_usage, continuous_usage, include_stop, skip_special;
-    bool return_token_ids, tokens_as_ids, add_special_tokens, parse_special;
+    bool return_token_ids, tokens_as_ids, add_special_tokens;
+    bool parse_special; /* control tokens that a prompt, or a bad word, spells out are these */
     struct answer_form answer; /* of a chat */
     struct buf answer_begin;   /* what the prompt ends with for it; empty: nothing */
     struct buf call_types;     /* answer.types */

@@ -185,6 +185,14 @@ def test_parts_are_lines(chat):
         [{"role": "user", "content": ""}])
 
 
+def test_bad_words_that_name_control_tokens(chat):
+    end = chat.oracle.tokenizer.token_to_id(SPECIAL["eos_token"])
+    for words, said in (None, True), (["<|endoftext|>"], False), (["<|endoftext"], True):
+        choice = chat.create(max_tokens=1, logit_bias={str(end): 100},
+                             extra_body={"bad_words": words, "return_token_ids": True}).choices[0]
+        assert (choice.token_ids == [end]) == said, words
+
+
 def test_developer_is_system(chat):
     messages = [{"role": "developer", "content": "Be brief."}, *ASK]
     assert chat.prompt(messages) == chat.oracle.ids([{**messages[0], "role": "system"}, *ASK])

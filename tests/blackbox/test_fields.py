@@ -176,6 +176,16 @@ def test_bad_words(demo):
     assert not set(words) & set(greedy(demo, bad_words=words)["text"].split())
 
 
+def test_bad_words_that_name_control_tokens(demo):
+    """As prompts do: the token is forbidden, unless its name is said to be letters."""
+    end, = demo.post("/tokenize", {"prompt": "</s>", "add_special_tokens": False}).json()["tokens"]
+    for word, letters, ended in ((None, None, True), ("</s>", None, False), (" </s>", None, False),
+                                 ("</s>", False, True), ("</s", None, True)):
+        choice = greedy(demo, count=1, logit_bias={str(end): 100}, bad_words=word,
+                        parse_special=letters)
+        assert (choice["finish_reason"] == "stop") == ended, (word, letters)
+
+
 # ---- prompts ----------------------------------------------------------------------------------
 
 
@@ -282,6 +292,9 @@ def test_refused_because_of_another(demo):
                            "guided_regex")]:
         reply = demo.post("/v1/completions", {"prompt": PROMPT, **fields})
         assert (reply.status, reply.error["param"]) == (400, param), reply.body
+    two = demo.post("/v1/completions", {
+        "prompt": PROMPT, "structured_outputs": {"choice": ["a"], "regex": "b"}}).error
+    assert two["message"].startswith("structured_outputs.regex and structured_outputs.choice cannot")
     demo.complete(PROMPT, max_tokens=1, n=2, best_of=2, response_format={"type": "text"}, suffix="")
 
 
