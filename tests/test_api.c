@@ -420,12 +420,18 @@ static void test_length(void **state)
     static const char wanted[] = "This model's maximum context length is 64 tokens. However, you "
                                  "requested 65 tokens (55 in the prompt, 10 for the completion)";
     assert_memory_equal(e.message, wanted, strlen(wanted));
+    assert_string_equal(e.param, "max_tokens");
+    assert_int_equal(fit(&r, 63, &e), ERR_INPUT);
+    assert_string_equal(e.param, "max_tokens");
+    assert_int_equal(fit(&r, 64, &e), ERR_INPUT); /* no answer fits */
+    assert_string_equal(e.param, "prompt");
     r.params.max_tokens = INT32_MAX;
     assert_int_equal(fit(&r, 1, &e), ERR_INPUT);
     assert_non_null(strstr(e.message, "2147483648"));
     r.params.max_tokens = 0;
     assert_int_equal(fit(&r, 64, &e), OK); /* it is only scored */
     assert_int_equal(fit(&r, 65, &e), ERR_INPUT);
+    assert_string_equal(e.param, "prompt");
     assert_int_equal(completion_prompt_fit_text(&r, 64, 64, &e), OK);
     assert_int_equal(completion_prompt_fit_text(&r, 65, 64, &e), ERR_INPUT);
     assert_string_equal(e.code, "context_length_exceeded");

@@ -90,10 +90,23 @@ enum status completion_prompt_parse(const struct jdoc *v, const struct completio
 
 /* ---- length ---- */
 
+/* The one that says how long the answer may be. */
+static const char *answer_field(const struct completion_request *r)
+{
+    static const char *const names[] = {"max_output_tokens", "max_completion_tokens"};
+    for (size_t i = 0; r->doc && i < ARRAY_LEN(names); i++)
+        if (jdoc_get_value(r->doc, names[i]))
+            return names[i];
+    return "max_tokens";
+}
+
+/* It is the answer's fault where the prompt has room for one token of it. */
 static enum status too_long(const struct completion_request *r, int32_t max_model_len,
                             const char *about, int64_t prompt, struct api_error *e)
 {
     const int64_t completion = r->params.max_tokens;
+    const char *answer = answer_field(r);
+    const bool fits = prompt < max_model_len && !r->params.pooled;
     enum status st;
     if (r->params.pooled)
         st = api_error_set(e, 400, "context_length_exceeded",
@@ -109,10 +122,10 @@ static enum status too_long(const struct completion_request *r, int32_t max_mode
         st = api_error_set(
             e, 400, "context_length_exceeded",
             "This model's maximum context length is %d tokens. However, you requested %s%lld "
-            "tokens (%lld in the %s, %lld for the completion). Please reduce the %s or max_tokens.",
+            "tokens (%lld in the %s, %lld for the completion). Please reduce the %s or %s.",
             max_model_len, about, (long long)(prompt + completion), (long long)prompt, r->source,
-            (long long)completion, r->source);
-    snprintf(e->param, sizeof e->param, "%s", r->source);
+            (long long)completion, r->source, answer);
+    snprintf(e->param, sizeof e->param, "%s", fits ? answer : r->source);
     return st;
 }
 

@@ -377,6 +377,10 @@ def test_as_long_as_the_context(serve, tmp_path):
         error = chat.refused(messages=[{"role": "user", "content": text}])
         assert error["code"] == "context_length_exceeded" and error["param"] == "messages"
         assert error["message"].startswith("This model's maximum context length is 100 tokens.")
+    for name in "max_tokens", "max_completion_tokens":
+        error = chat.refused(**{"max_tokens": None, name: 99})
+        assert (error["code"], error["param"]) == ("context_length_exceeded", name)
+        assert error["message"].endswith(f" or {name}.")
     error = chat.refused(max_tokens=None, min_tokens=99)
     assert error["param"] == "min_tokens"
     chat.client.close()

@@ -75,7 +75,9 @@ def test_header_names_the_request(client):
 @pytest.mark.parametrize("fields, kind, param, code", [
     ({"temperature": 3}, openai.BadRequestError, "temperature", None),
     ({"suffix": "x"}, openai.BadRequestError, "suffix", "unsupported_parameter"),
-    ({"prompt": [5] * 1020, "max_tokens": 9}, openai.BadRequestError, "prompt",
+    ({"prompt": [5] * 1020, "max_tokens": 9}, openai.BadRequestError, "max_tokens",
+     "context_length_exceeded"),
+    ({"prompt": [5] * 1024, "max_tokens": 9}, openai.BadRequestError, "prompt",
      "context_length_exceeded"),
     ({"model": "other"}, openai.NotFoundError, "model", "model_not_found"),
     ({"prompt": "x" * (5 << 20)}, openai.APIStatusError, None, "body_too_large")])

@@ -544,6 +544,7 @@ def test_text_cannot_be_a_control_token(qwen):
     ({"tools": [{"type": "function", "name": "f"}], "tool_choice": "auto"}, "tool_choice",
      "how this model writes calls is not known"),
     ({"input": "a " * 5000}, "input", "maximum context length"),
+    ({"max_output_tokens": 1024}, "max_output_tokens", "reduce the input or max_output_tokens"),
     ({"instructions": "a " * 5000}, "input", "maximum context length"),
 ])
 def test_refused(demo, fields, param, word):
