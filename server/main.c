@@ -77,13 +77,12 @@ static enum status unknown_command(const char *word, struct err *err)
 }
 
 /* The first file that is opened takes the number of a closed standard stream, and then the log's
- * lines: nothing must be there instead. */
+ * lines: nothing must be there instead. What is written to a closed stdout is lost, so it fails. */
 static void open_standard_streams(void)
 {
-    int fd = 0;
-    while (fd >= 0 && fd <= STDERR_FILENO)
-        fd = open("/dev/null", O_RDWR);
-    close(fd);
+    for (int fd = 0; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0)
+            (void)open("/dev/null", fd == STDOUT_FILENO ? O_RDONLY : O_RDWR);
 }
 
 /* A result that was not written whole is no success. */

@@ -405,6 +405,16 @@ def test_output_that_is_not_written_of_what_does_not_fit():
     assert done.stderr.splitlines()[-1] == "tessera: stdout: No space left on device"
 
 
+@pytest.mark.parametrize("command", [("plan", checkpoint.DEMO), ("version",),
+                                     ("complete", checkpoint.DEMO, "Once", "--max-tokens", "2")])
+def test_output_that_is_closed(command):
+    done = subprocess.run(["sh", "-c", 'exec "$0" "$@" >&-', BINARY, *command], text=True,
+                          stderr=subprocess.PIPE, env=environment(), timeout=60 * PATIENCE,
+                          check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "tessera: stdout: Bad file descriptor"
+
+
 def limited(which, value, *arguments):
     """The exit code and the line of a command under a hard limit of the system."""
     done = subprocess.run([BINARY, *map(str, arguments)], capture_output=True, text=True,
