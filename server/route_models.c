@@ -41,6 +41,10 @@ void route_models_by_name(void *ctx, struct http_request *r)
     struct api_error e = {0};
     struct buf body;
     const struct field_string name = {http_rest(r), strlen(http_rest(r))};
+    if (name.len == 0) { /* as clients ask that end every path with a slash */
+        route_models(ctx, r);
+        return;
+    }
     if (completion_check_model(&s->rules, &name, &e) != OK) {
         http_reply_error(r, &e);
         return;

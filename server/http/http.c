@@ -203,6 +203,14 @@ static void reply_nothing(struct http_request *r)
     http_reply(r, 204, NULL, &empty);
 }
 
+static void refuse_method(struct http_request *r, const char *method)
+{
+    struct api_error e = {0};
+    api_error_set(&e, 405, "method_not_allowed",
+                  "this path does not have the method %.32s: it has %s", method, r->allow);
+    refuse(r, &e);
+}
+
 static void find_route(struct http_request *r, const char *path, const char *method)
 {
     const struct http_config *c = &r->http->config;
@@ -215,7 +223,7 @@ static void find_route(struct http_request *r, const char *path, const char *met
     else if (!allowed)
         refuse_as(r, 404, "not_found", "no such path; GET / lists those that there are");
     else if (!r->route)
-        refuse_as(r, 405, "method_not_allowed", "this path does not have that method");
+        refuse_method(r, method);
 }
 
 /* Bytes that the client announces; 0 for none or a chunked body. The guard has seen that it is a
