@@ -38,6 +38,21 @@ static void read_dtype(struct reader *r, struct model_config *m)
     reader_fail(r, key, "float32, float16 or bfloat16");
 }
 
+static void fail_eos(struct reader *r, bool in_list, const struct jdoc *id)
+{
+    static const char wanted[] = "ids below vocab_size";
+    char value[32];
+    if (r->st != OK || !in_list) {
+        reader_fail(r, "eos_token_id", wanted);
+        return;
+    }
+    snprintf(value, sizeof value, "%s", jdoc_type_name(jdoc_type(id)));
+    if (jdoc_type(id) == JDOC_INT)
+        snprintf(value, sizeof value, "%lld", (long long)jdoc_int(id));
+    r->st = base_fail(r->err, ERR_MODEL, "%s: eos_token_id is an array with %s, expected %s",
+                      r->where, value, wanted);
+}
+
 /* An integer or a list of them, added to what is there. */
 static void read_eos(struct reader *r, struct model_config *m)
 {
@@ -49,7 +64,7 @@ static void read_eos(struct reader *r, struct model_config *m)
         const struct jdoc *id = jdoc_type(v) == JDOC_ARRAY ? jdoc_at(v, i) : v;
         int64_t n;
         if (!jdoc_whole(id, &n) || n < 0 || n >= m->vocab) {
-            reader_fail(r, "eos_token_id", "ids below vocab_size");
+            fail_eos(r, id != v, id);
             return;
         }
         bool known = false;

@@ -159,7 +159,8 @@ static void test_config_refusals(void **state)
         {"head_dim", "7", "7"},
         {"rope_scaling", "[]", "an array"},
         {"partial_rotary_factor", "0.5", "0.5"},
-        {"eos_token_id", "[2, 259]", "an array"},
+        {"eos_token_id", "[2, 259]", "an array with 259"},
+        {"eos_token_id", "[2, \"a\"]", "an array with a string"},
         {"eos_token_id", "[0,1,2,3,4,5,6,7,8]", "an array"},
     };
     struct model_config m;

@@ -226,11 +226,12 @@ enum status workload_rates(const char *text, double *rates, int32_t cap, int32_t
         double rate = strtod(at, &end);
         if (end == at || !(rate > 0) || (*end && *end != ',') || (!isinf(rate) && rate > 1e6))
             return base_fail(err, ERR_USAGE,
-                             "--request-rate: got \"%.80s\", expected requests per second above 0 "
-                             "(or inf), several with commas between",
+                             "--request-rate (or --rates): got \"%.80s\", expected requests per "
+                             "second above 0 (or inf), several with commas between",
                              text);
         if (n == cap)
-            return base_fail(err, ERR_USAGE, "--request-rate: more than %d rates", cap);
+            return base_fail(err, ERR_USAGE, "--request-rate (or --rates): more than %d of them",
+                             cap);
         rates[n++] = rate;
         at = end;
         if (!*end)

@@ -47,10 +47,12 @@ const char *json_format_pattern(const char *name)
 
 const char *json_format_nearest(const char *name)
 {
-    size_t best = 0;
-    for (size_t i = 1; i < ARRAY_LEN(formats); i++)
-        if (base_edit_distance(name, formats[i].name) <
-            base_edit_distance(name, formats[best].name))
-            best = i;
-    return formats[best].name;
+    const int most = strlen(name) < 8 ? 1 : 2; /* slips; of short names two make any other one */
+    const char *best = NULL;
+    for (size_t i = 0; i < ARRAY_LEN(formats); i++) {
+        const int d = base_edit_distance(name, formats[i].name);
+        if (d <= most && (!best || d < base_edit_distance(name, best)))
+            best = formats[i].name;
+    }
+    return best;
 }

@@ -7,7 +7,7 @@
 
 /* For the whole string; NULL: the format is not known. */
 const char *json_format_pattern(const char *name);
-/* The known one with the nearest name. */
+/* The known one that may be meant; NULL: there is none. */
 const char *json_format_nearest(const char *name);
 
 #endif

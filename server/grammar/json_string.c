@@ -36,10 +36,11 @@ enum status json_string_build(const struct json_scope *s, const struct jdoc *v, 
         return build_pattern(s, jdoc_string(pattern), jdoc_string_len(pattern), false, first, err);
     if (format) {
         const char *known = json_format_pattern(jdoc_string(format));
+        const char *near = known ? NULL : json_format_nearest(jdoc_string(format));
         if (!known)
-            return JSON_SCOPE_FAIL(s, err,
-                                   "format %.40s is not supported (the nearest that is: %s)",
-                                   jdoc_string(format), json_format_nearest(jdoc_string(format)));
+            return JSON_SCOPE_FAIL(s, err, "format %.40s is not supported%s%s%s",
+                                   jdoc_string(format), near ? "; did you mean " : "",
+                                   near ? near : "", near ? "?" : "");
         return build_pattern(s, known, strlen(known), true, first, err);
     }
     const int32_t end = grammar_text(s->t.g, "\"", 1, GRAMMAR_END);

@@ -469,6 +469,7 @@ def test_wrong_use(tmp_path):
     refused(2, "which model directory or http:// URL")
     refused(2, "did you mean --request-rate", "http://h", "--request-rat", "3")
     refused(2, "--request-rate", "http://h", "--request-rate", "0")
+    refused(2, "--rates", "http://h", "--rates", "0")
     refused(2, "--max-concurrency", "http://h", "--max-concurrency", "0")
     refused(2, "--goodput", "http://h", "--goodput", "fast")
     refused(2, "after --", "http://h", "--", "-tp", "2")

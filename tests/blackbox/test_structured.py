@@ -164,6 +164,10 @@ def test_every_way_of_saying_it(demo):
     ({"response_format": {}}, "response_format", "missing"),
     (form({"type": "object", "properties": {"a": {"type": "int"}}
            }), "response_format", "schema at #/properties/a: type must be"),
+    (form({"type": "string", "format": "password"}), "response_format",
+     "schema at #: format password is not supported"),
+    (form({"type": "string", "format": "datetime"}), "response_format",
+     "format datetime is not supported; did you mean date-time?"),
     ({"structured_outputs": {"json": "{"}}, "structured_outputs", "structured_outputs"),
     ({"structured_outputs": {"regex": "("}}, "structured_outputs", "a ( without its )"),
     ({"structured_outputs": {"regex": "x" * 4097}}, "structured_outputs", "4096"),
