@@ -300,7 +300,10 @@ static void write_call(const struct reply_state *s, const struct completion_meta
     buf_puts(out, "{\"id\":");
     write_id(s, meta, "fc", out);
     buf_printf(out, ",\"type\":\"function_call\",\"status\":\"%s\",\"call_id\":\"%s\"",
-               begun ? "in_progress" : call->cut ? "incomplete" : "completed", call->id);
+               begun       ? "in_progress"
+               : call->cut ? "incomplete"
+                           : "completed",
+               call->id);
     write_string("name", call->name, call->name_len, out);
     write_string("arguments", call->arguments, begun ? 0 : call->arguments_len, out);
     buf_puts(out, "}");
