@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 typedef void quota_visit(void *ctx, const char *folder);
 
@@ -159,4 +160,18 @@ int32_t quota_cores(int32_t cores)
     if (quota <= 0 || quota >= cores)
         return cores;
     return quota >= 1 ? (int32_t)quota : 1;
+}
+
+int64_t quota_files(int64_t wanted)
+{
+    struct rlimit limit;
+    const rlim_t needed = (rlim_t)wanted;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
+        return wanted;
+    if (limit.rlim_cur < needed) {
+        limit.rlim_cur = needed < limit.rlim_max ? needed : limit.rlim_max;
+        if (setrlimit(RLIMIT_NOFILE, &limit) != 0) /* nor may be what the hard one says */
+            getrlimit(RLIMIT_NOFILE, &limit);
+    }
+    return limit.rlim_cur < needed ? (int64_t)limit.rlim_cur : wanted;
 }

@@ -5,6 +5,7 @@
 
 #include <math.h>
 #include <string.h>
+#include <sys/resource.h>
 
 static void put(const char *name, const char *text)
 {
@@ -155,12 +156,31 @@ static void test_memory_of_version_1(void **state)
     assert_true(quota_memory("/nowhere", "/nowhere/either") == SIZE_MAX);
 }
 
+/* What getrlimit says afterwards; the hard limit is lowered for the rest of this program. */
+static void test_files(void **state)
+{
+    (void)state;
+    struct rlimit limit;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    limit = (struct rlimit){.rlim_cur = 30, .rlim_max = 50};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    static const struct {
+        int64_t wanted, may;
+        rlim_t soft;
+    } steps[] = {{20, 20, 30}, {30, 30, 30}, {40, 40, 40}, {60, 50, 50}, {10, 10, 50}};
+    for (size_t i = 0; i < ARRAY_LEN(steps); i++) {
+        assert_int_equal(quota_files(steps[i].wanted), steps[i].may);
+        assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
+        assert_int_equal(limit.rlim_cur, steps[i].soft);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_version_2),           cmocka_unit_test(test_version_1),
         cmocka_unit_test(test_nothing_is_said),     cmocka_unit_test(test_memory_of_version_2),
-        cmocka_unit_test(test_memory_of_version_1),
+        cmocka_unit_test(test_memory_of_version_1), cmocka_unit_test(test_files),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);
 }

@@ -8,6 +8,7 @@
  * answer comes, and the request is sent once more over a new connection. */
 #include "server/bench/load.h"
 
+#include "engine/quota.h"
 #include "server/bench/chunk.h"
 #include "server/bench/reply.h"
 #include "server/bench/target.h"
@@ -21,7 +22,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/timerfd.h>
 #include <time.h>
@@ -431,27 +431,18 @@ static enum status make_result(const struct load_config *c, struct load_result *
 /* As many connections as the load and the process's file limit allow. */
 static enum status connections(const struct load_config *c, int32_t *out, struct err *err)
 {
-    struct rlimit limit;
     const int32_t wanted =
         c->concurrency > 0 && c->concurrency < c->count ? c->concurrency : c->count;
-    const rlim_t needed = (rlim_t)wanted + FILES_RESERVED;
-    *out = wanted;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
+    const int64_t needed = (int64_t)wanted + FILES_RESERVED, files = quota_files(needed);
+    *out = (int32_t)(files - FILES_RESERVED);
+    if (files >= needed)
         return OK;
-    if (limit.rlim_cur < needed) {
-        limit.rlim_cur = needed < limit.rlim_max ? needed : limit.rlim_max;
-        if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
-            getrlimit(RLIMIT_NOFILE, &limit);
-    }
-    if (limit.rlim_cur >= needed)
-        return OK;
-    if (limit.rlim_cur <= FILES_RESERVED)
+    if (files <= FILES_RESERVED)
         return base_fail(err, ERR_LIMIT,
                          "only %d files may be open (ulimit -n), which is too few for a connection",
-                         (int)limit.rlim_cur);
-    *out = (int32_t)limit.rlim_cur - FILES_RESERVED;
+                         (int)files);
     base_log(LOG_WARN, "at most %d connections at once instead of %d: only %d files may be open",
-             *out, wanted, (int)limit.rlim_cur);
+             *out, wanted, (int)files);
     return OK;
 }
 

@@ -2,11 +2,12 @@
  * nothing, and a taken port must be reported before any weight is loaded. */
 #include "server/http/http_listen.h"
 
+#include "engine/quota.h"
+
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -91,22 +92,14 @@ bool http_listen_is_loopback(const char *host)
 
 int32_t http_listen_capacity(int32_t wanted)
 {
-    struct rlimit limit;
-    const rlim_t needed = (rlim_t)wanted + HTTP_LISTEN_FILES_RESERVED;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
+    const int64_t needed = (int64_t)wanted + HTTP_LISTEN_FILES_RESERVED;
+    const int64_t files = quota_files(needed), half = files / 2;
+    if (files >= needed)
         return wanted;
-    if (limit.rlim_cur < needed) {
-        limit.rlim_cur = needed < limit.rlim_max ? needed : limit.rlim_max;
-        if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
-            getrlimit(RLIMIT_NOFILE, &limit);
-    }
-    if (limit.rlim_cur >= needed)
-        return wanted;
-    rlim_t reserved = limit.rlim_cur / 2 < HTTP_LISTEN_FILES_RESERVED ? limit.rlim_cur / 2
-                                                                      : HTTP_LISTEN_FILES_RESERVED;
-    int32_t fit = (int32_t)(limit.rlim_cur - reserved);
-    base_log(LOG_WARN, "at most %d connections at once instead of %d: only %llu files may be open",
-             fit, wanted, (unsigned long long)limit.rlim_cur);
+    const int64_t reserved = half < HTTP_LISTEN_FILES_RESERVED ? half : HTTP_LISTEN_FILES_RESERVED;
+    const int32_t fit = (int32_t)(files - reserved);
+    base_log(LOG_WARN, "at most %d connections at once instead of %d: only %d files may be open",
+             fit, wanted, (int)files);
     return fit;
 }
 
