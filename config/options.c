@@ -109,8 +109,8 @@ const struct options_row options_rows[] = {
     {"cors-origins", NULL, COMMAND_SERVE, STRING, AT(cors_origins), 0, 0, NULL, NULL,
      "origins whose pages may read answers, separated by commas; *: all"},
     {"allowed-hosts", NULL, COMMAND_SERVE, STRING, AT(allowed_hosts), 0, 0, NULL, NULL,
-     "names that clients reach it by, *.NAME all below one; on loopback without keys what has no "
-     "dot or is local, else *: any"},
+     "names that requests may be for, *.NAME all below one, *: any; absent, on loopback without "
+     "keys local names alone, else any; addresses always"},
     {"webui", NULL, COMMAND_SERVE, FLAG, AT(webui), 0, 0, "1", NULL,
      "browsers get a chat page at /, without a key; --no-webui turns it off"},
     {"max-connections", NULL, COMMAND_SERVE | COMMAND_DOCTOR, INT32, AT(max_connections), 1,

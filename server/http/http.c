@@ -2,9 +2,8 @@
  * while the connection is suspended. A request has two owners, the connection and whoever holds it,
  * hence the count. The intake lets only well-formed requests through, so the library never finds a
  * fault by itself. What can be decided from the head alone is, in this order: host, key, route,
- * size.
- * Bodies that are refused are read and dropped up to a bound, since closing with unread bytes would
- * reset the connection and take our answer with it. */
+ * size. Bodies that are refused are read and dropped up to a bound, since closing with unread bytes
+ * would reset the connection and take our answer with it. */
 #include "server/http/http_accept.h"
 #include "server/http/http_cors.h"
 #include "server/http/http_host.h"

@@ -1,9 +1,9 @@
 /* DESIGN: what comes is read into a window, as far as a head may reach, and judged there. When a
- * head has passed, the rest is a count of bytes that may be handed over as they are, up to the next
- * head or the next line of a chunk: a large body is read straight to its place. What is not whole
- * when a call ends is kept, so that an idle connection needs no buffer. It is not left in the
- * kernel, to be peeked at: four bytes there can hold on to a whole receive buffer, which then takes
- * no more.
+ * head has passed and been tidied, the rest is a count of bytes that may be handed over as they
+ * are, up to the next head or the next line of a chunk: a large body is read straight to its place.
+ * What is not whole when a call ends is kept, so that an idle connection needs no buffer. It is not
+ * left in the kernel, to be peeked at: four bytes there can hold on to a whole receive buffer,
+ * which then takes no more.
  *
  * The library waits with edge-triggered epoll and takes a short read as "nothing more for now". So
  * a read ends short only when the kernel is empty (what comes then brings a new edge) or when the
