@@ -3,9 +3,11 @@
 #include "engine/costs.h"
 #include "engine/kv.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -49,6 +51,16 @@ struct looker {
 };
 
 enum { FIRST_USEC = 50000, USUAL_USEC = 1000 };
+
+/* The only clock here, which steps alone move: a machine with other work takes its time for them.
+ * The linker sends questions for the time here (--wrap). */
+static _Atomic int64_t clock_usec;
+
+double __wrap_base_now(void);
+double __wrap_base_now(void)
+{
+    return (double)atomic_load(&clock_usec) * 1e-6;
+}
 
 /* In each group of layers a row's slot has a block for all that the row sees. */
 static void look_at_blocks(const struct step *s, const struct step_limits *l, int32_t row)
@@ -164,7 +176,7 @@ static void *look_at_steps(void *arg)
         }
         r->steps++;
         /* whatever the rows, so that all numbers of them are tried */
-        usleep(step->rows > r->known ? FIRST_USEC : USUAL_USEC);
+        atomic_fetch_add(&clock_usec, step->rows > r->known ? FIRST_USEC : USUAL_USEC);
         r->known = step->rows > r->known ? step->rows : r->known;
         const struct step_result result = {.count = step->samples, .ids = ids};
         struct step_answer head = {.magic = STEP_ANSWER_MAGIC,
@@ -258,7 +270,7 @@ static void test_first_steps(void **state)
     measure_under(&limits, 0, &rank, &costs);
     assert_int_equal(costs.rows[costs.count - 1], 256);
     for (int32_t i = 0; i < costs.count; i++)
-        assert_true(costs.seconds[i] < FIRST_USEC / 2 * 1e-6);
+        assert_true(fabs(costs.seconds[i] - USUAL_USEC * 1e-6) < 1e-9);
 }
 
 int main(void)
