@@ -166,7 +166,7 @@ static enum status record(struct replay *r, struct size *s, const struct model_i
 }
 
 /* Whether every rank has a recording; where one has none, all drop theirs. */
-static enum status agree(struct replay *r, struct size *s, struct err *err)
+static enum status agree(struct replay *r, struct size *s, int32_t rows, struct err *err)
 {
     enum status st = OK;
     struct comm *c = r->parts.bootstrap;
@@ -174,6 +174,11 @@ static enum status agree(struct replay *r, struct size *s, struct err *err)
     for (int32_t i = 0; i < c->ranks; i++)
         one[i] = 1;
     *mine = s->recording != NULL;
+    if (!*mine)
+        base_log(LOG_WARN,
+                 "rank %d could not record a step of %d rows as a graph: such steps launch their "
+                 "kernels one by one, here and on all other ranks",
+                 (int)c->rank, (int)rows);
     TRY(comm_all_gather(c, r->all, mine, 1, one, err));
     for (int32_t i = 0; i < c->ranks; i++)
         s->refused = s->refused || !r->all[i];
@@ -195,7 +200,7 @@ enum status replay_forward(struct replay *r, const struct model_input *in, struc
     struct size *s = &r->size[in->rows.apart][i];
     if (s->seen && !s->recording && !s->refused) {
         TRY(record(r, s, in, err));
-        TRY(agree(r, s, err));
+        TRY(agree(r, s, rows, err));
     }
     s->seen = true;
     if (s->recording)

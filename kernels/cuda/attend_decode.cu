@@ -622,13 +622,21 @@ __global__ void __launch_bounds__(L::THREADS, RESIDENT<L>)
 /* ---- the host's part ---- */
 
 /* How many blocks of a row and KV head are a cluster. */
-template <typename L, bool TURNS> static unsigned cluster_of(dim3 grid, size_t bytes)
+template <typename L, bool TURNS>
+static unsigned cluster_of(struct cuda_backend *c, dim3 grid, size_t bytes)
 {
+    struct cuda_clusters *last = &c->clusters;
+    const auto kernel = attend_decode_kernel<L, TURNS>;
     const unsigned clusters = grid.x * grid.y, room = CLUSTERED_BLOCKS / clusters;
     unsigned most = 1;
+    if (last->kernel == (const void *)kernel && last->x == grid.x && last->y == grid.y &&
+        last->z == grid.z)
+        return last->size;
     while (most < grid.z && 2 * most <= room)
         most *= 2;
-    return cluster_size(attend_decode_kernel<L, TURNS>, grid, L::THREADS, bytes, most);
+    const unsigned size = cluster_size(kernel, grid, L::THREADS, bytes, most);
+    *last = {(const void *)kernel, grid.x, grid.y, grid.z, size};
+    return size;
 }
 
 template <typename L, bool TURNS>
@@ -650,7 +658,7 @@ static void launch_places(struct cuda_backend *c, const struct attend_args &a, v
     cuda_note(c, "attend",
               cudaFuncSetAttribute(attend_decode_kernel<L, TURNS>,
                                    cudaFuncAttributeMaxDynamicSharedMemorySize, (int)BYTES));
-    const unsigned cluster = a.picked == nullptr ? cluster_of<L, TURNS>(grid, BYTES) : 1;
+    const unsigned cluster = a.picked == nullptr ? cluster_of<L, TURNS>(c, grid, BYTES) : 1;
     grid.z = grid.z > cluster ? grid.z / cluster * cluster : cluster;
     const int32_t blocks = (int32_t)(few < grid.z ? few : grid.z);
     if (a.picked == nullptr)

@@ -66,6 +66,13 @@ struct cuda_sizes {
 
 struct blas; /* blas.h */
 
+/* The last answer to how many blocks of attention are a cluster: all layers of a step ask the same,
+ * and the driver needs microseconds for it. */
+struct cuda_clusters {
+    const void *kernel;
+    unsigned x, y, z, size;
+};
+
 struct cuda_backend {
     struct backend base;
     int32_t device;
@@ -85,6 +92,7 @@ struct cuda_backend {
     struct cuda_scratch tables; /* of pointers, of all mixtures that are open, */
     size_t table_pointers;      /* one after the other until none is */
     int32_t tables_open;
+    struct cuda_clusters clusters;
     /* Between record and record_end; a failure then is no failure of the ops. */
     bool recording, unrecordable;
     /* Asked every CUDA_WATCH_NS while the host waits; NULL: nobody. */

@@ -32,7 +32,8 @@ extern "C" {
         cuda_note(c, #kernel, cudaGetLastError());                                                 \
     } while (0)
 /* A kernel that calls launch_wait, in every thread, before it touches what other kernels write or
- * read, and so before it ends: its end is then that of all before it. In a recording, whose weights
+ * read, and so before it ends: its end is then that of all before it. (Blocks that touch nothing of
+ * it may end without, where others of the grid always wait.) In a recording, whose weights
  * stay where and what they are, it may begin as soon as all blocks of the kernel before it have
  * called launch_release or ended; what follows without it waits for all. Releasing before waiting
  * is right: who begins then has the wait of this kernel before it. What other kernels write is not

@@ -258,18 +258,23 @@ template <int OUTPUTS, typename Which> static dim3 grid_of(const struct product 
     return dim3(blocks_for(cols, COLUMNS * OUTPUTS / PARTS<Which>), (unsigned)p.leaves, blocks);
 }
 
+/* Bytes of shared memory that a kernel here may have: one bound for all, since a function keeps the
+ * last that was set, and launches of other sizes may stand in a recording. */
+constexpr size_t RINGS_MOST = 96 << 10 > HALF ? 96 << 10 : HALF;
+
 /* share: bytes of shared memory that a block has at least. */
 template <typename F, int GROUPS, int OUTPUTS, bool ALIGNED, typename X, typename Which>
 static void launch_x(struct cuda_backend *c, const struct product &p, const Which &which,
                      unsigned blocks, size_t share)
 {
     constexpr size_t needed = RING<OUTPUTS, X::STAGES> + X::BYTES;
+    static_assert(needed <= RINGS_MOST && THIRD <= RINGS_MOST, "it is allowed");
     const size_t bytes = needed > share ? needed : share;
     const auto kernel = gemv_kernel<F, GROUPS, OUTPUTS, ALIGNED, X, Which>;
     if (bytes > 48 << 10)
-        cuda_note(
-            c, "linear",
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+        cuda_note(c, "linear",
+                  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       (int)RINGS_MOST));
     const dim3 grid = grid_of<OUTPUTS, Which>(p, blocks);
     LAUNCH_AHEAD(c, kernel, grid, WARPS * WARP, bytes, p, which);
 }
