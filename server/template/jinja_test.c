@@ -135,7 +135,7 @@ static enum status test_sameas(struct run *r, const struct call *c, struct value
 static enum status one_case(struct run *r, const struct call *c, char first, char last,
                             struct value *out)
 {
-    const char shift = first == 'a' ? 'A' - 'a' : 'a' - 'A';
+    const int shift = first == 'a' ? 'A' - 'a' : 'a' - 'A';
     struct value s;
     bool found = false, other = false;
     enum status st = OK;
