@@ -71,10 +71,13 @@ std::function<void()> emulate_bind(void (*kernel)(P...), A... arguments)
         const dim3 grid_ = grid, block_ = block;                                                   \
         const size_t shared_ = shared;                                                             \
         const unsigned size_ = size;                                                               \
+        const void *const kernel_ = (const void *)(kernel);                                        \
         emulate_clock(#kernel);                                                                    \
         emulate_conversions += strstr(#kernel, "convert_kernel") != nullptr;                       \
-        emulate_kernel((c)->stream,                                                                \
-                       [=] { emulate_launch(grid_, block_, shared_, size_, body_); });             \
+        emulate_kernel((c)->stream, [=] {                                                          \
+            emulate_allowed(kernel_, shared_);                                                     \
+            emulate_launch(grid_, block_, shared_, size_, body_);                                  \
+        });                                                                                        \
         cuda_note(c, #kernel, 0);                                                                  \
     } while (0)
 #define LAUNCH_AHEAD LAUNCH

@@ -11,6 +11,7 @@ extern "C" {
 
 typedef enum {
     cudaSuccess = 0,
+    cudaErrorInvalidValue = 1,
     cudaErrorMemoryAllocation = 2,
     cudaErrorInsufficientDriver = 35,
     cudaErrorNoDevice = 100,
@@ -99,9 +100,12 @@ cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size
 
 #ifdef __cplusplus
 }
-template <typename F> cudaError_t cudaFuncSetAttribute(F *, cudaFuncAttribute, int)
+/* How much dynamic shared memory a kernel may have from now on; is it as much as a launch wants? */
+cudaError_t emulate_allow(const void *kernel, int bytes);
+void emulate_allowed(const void *kernel, size_t bytes);
+template <typename F> cudaError_t cudaFuncSetAttribute(F *kernel, cudaFuncAttribute, int bytes)
 {
-    return cudaSuccess;
+    return emulate_allow((const void *)kernel, bytes);
 }
 #endif
 

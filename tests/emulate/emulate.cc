@@ -382,6 +382,27 @@ static bool run_blocks(std::vector<dim3> &todo, size_t shared_bytes, bool again,
     return !gives_up;
 }
 
+/* ---- shared memory beyond 48 KiB, which a kernel has to be allowed ---- */
+
+static std::mutex bounds_lock;
+static std::map<const void *, int> bounds;
+
+cudaError_t emulate_allow(const void *kernel, int bytes)
+{
+    std::lock_guard<std::mutex> lock(bounds_lock);
+    bounds[kernel] = bytes;
+    return bytes > 227 << 10 ? cudaErrorInvalidValue : cudaSuccess;
+}
+
+/* Asked when a kernel begins, in a graph each time: what was allowed once must not be taken back.
+ */
+void emulate_allowed(const void *kernel, size_t bytes)
+{
+    std::lock_guard<std::mutex> lock(bounds_lock);
+    if (bytes > 48 << 10 && (int)bytes > bounds[kernel])
+        emulate_fail("a launch with more shared memory than its kernel is allowed");
+}
+
 void emulate_launch(dim3 grid, dim3 block, size_t shared_bytes, unsigned cluster,
                     const std::function<void()> &fn)
 {
