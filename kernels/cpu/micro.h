@@ -1,7 +1,7 @@
 /* The inner kernels, written once over v16 (sixteen floats). Each of cpu_generic.c, cpu_avx2.c,
- * cpu_avx512.c, cpu_vnni.c and cpu_bf16.c includes its vector type first and this file second;
- * because the sequence of operations per lane is this text, the variants agree bit for bit. Built
- * with -ffp-contract=off: only v16_fma fuses.
+ * cpu_avx512.c, cpu_vnni.c, cpu_bf16.c, cpu_neon.c and cpu_dotprod.c includes its vector type first
+ * and this file second; because the sequence of operations per lane is this text, the variants
+ * agree bit for bit. Built with -ffp-contract=off: only v16_fma fuses.
  *
  * Everything is static; the table at the end is the only thing that leaves. */
 #include "kernels/cpu/cpu.h"
@@ -181,25 +181,77 @@ V16_TEMPLATE void tile_block(const struct tile_args *a, const int rows, const in
         v16_store(tile_place(a->t.acc, a->rows, rows, cols, side, i), b.acc[i]);
 }
 
-/* A whole tile: at once where the registers hold it, else by halves of the panel and of the rows.
- */
+#if V16_COLS == 1
+/* Both halves of the panel for up to V16_ROWS rows: functions, since tiles of most sizes are made
+ * of these few and a compiler takes minutes to write them out in each. The full tile has its own,
+ * which know the distance between columns of x: of many rows that is a twentieth of the time. */
+typedef void (*tile_part_fn)(const struct tile_args *a);
+
+#define TILE_PART(name, rows, what)                                                                \
+    static __attribute__((noinline)) void name(const struct tile_args *a)                          \
+    {                                                                                              \
+        tile_block(a, rows, 1, 1, 0, what);                                                        \
+        tile_block(a, rows, 1, 1, 1, what);                                                        \
+    }
+#define EACH_PART(DEFINE, part, suffix, what)                                                      \
+    DEFINE(part##1_##suffix, 1, what)                                                              \
+    DEFINE(part##2_##suffix, 2, what)                                                              \
+    DEFINE(part##3_##suffix, 3, what)                                                              \
+    DEFINE(part##4_##suffix, 4, what)                                                              \
+    DEFINE(part##5_##suffix, 5, what)                                                              \
+    DEFINE(part##6_##suffix, 6, what)
+#define PART_TABLE(part, s)                                                                        \
+    {                                                                                              \
+        NULL, part##1_##s, part##2_##s, part##3_##s, part##4_##s, part##5_##s, part##6_##s         \
+    }
+static_assert(V16_ROWS == 6, "parts of more rows");
+
+EACH_PART(TILE_PART, part, f32, DTYPE_F32)
+EACH_PART(TILE_PART, part, f16, DTYPE_F16)
+EACH_PART(TILE_PART, part, bf16, DTYPE_BF16)
+EACH_PART(TILE_PART, part, f8, DTYPE_F8_E4M3)
+
+static const tile_part_fn tile_parts[CPU_DTYPES][V16_ROWS + 1] = {
+    [DTYPE_F32] = PART_TABLE(part, f32),
+    [DTYPE_F16] = PART_TABLE(part, f16),
+    [DTYPE_BF16] = PART_TABLE(part, bf16),
+    [DTYPE_F8_E4M3] = PART_TABLE(part, f8),
+};
+
+V16_TEMPLATE void tile_part(const struct tile_args *a, const int rows, const enum dtype t)
+{
+    if (a->rows < CPU_TILE_ROWS) {
+        tile_parts[t][rows](a);
+        return;
+    }
+    tile_block(a, rows, 1, 1, 0, t);
+    tile_block(a, rows, 1, 1, 1, t);
+}
+
+/* A tile of more rows than two, by halves of the panel and parts of the rows. */
+V16_TEMPLATE void tile_by_parts(struct tile_args *a, const int rows, const enum dtype t)
+{
+    tile_part(a, rows > V16_ROWS ? V16_ROWS : rows, t);
+    if (rows > V16_ROWS) {
+        a->t.acc += (ptrdiff_t)V16_ROWS * CPU_PANEL;
+        a->t.x += V16_ROWS;
+        tile_part(a, rows - V16_ROWS, t);
+    }
+}
+#endif
+
+/* A whole tile: at once where the registers hold it. */
 V16_TEMPLATE void tile_rows(const struct cpu_tile *tile, const int rows, const int panels,
                             const enum dtype t)
 {
     struct tile_args a = {*tile, rows};
-    if (V16_COLS == 2 || rows <= 2) {
-        tile_block(&a, rows, panels, 2, 0, t);
+#if V16_COLS == 1
+    if (rows > 2) {
+        tile_by_parts(&a, rows, t);
         return;
     }
-    const int top = rows > V16_ROWS ? V16_ROWS : rows;
-    tile_block(&a, top, panels, 1, 0, t);
-    tile_block(&a, top, panels, 1, 1, t);
-    if (rows > V16_ROWS) {
-        a.t.acc += (ptrdiff_t)V16_ROWS * CPU_PANEL;
-        a.t.x += V16_ROWS;
-        tile_block(&a, rows - V16_ROWS, panels, 1, 0, t);
-        tile_block(&a, rows - V16_ROWS, panels, 1, 1, t);
-    }
+#endif
+    tile_block(&a, rows, panels, 2, 0, t);
 }
 
 /* n lines of F8_E4M3 as F32 lines; odd: from the second of a pair on. */

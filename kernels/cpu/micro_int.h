@@ -123,24 +123,62 @@ V16_TEMPLATE void run_block(const struct run_args *a, const int rows, const int 
     }
 }
 
+#if V16_COLS == 1
+typedef void (*run_part_fn)(const struct run_args *a);
+
+#define RUN_PART(name, rows, what)                                                                 \
+    static __attribute__((noinline)) void name(const struct run_args *a)                           \
+    {                                                                                              \
+        run_block(a, rows, 1, 1, 0, what);                                                         \
+        run_block(a, rows, 1, 1, 1, what);                                                         \
+    }
+
+EACH_PART(RUN_PART, runs_part, 8, CPU_BITS_8)
+EACH_PART(RUN_PART, runs_part, 4, CPU_BITS_4)
+EACH_PART(RUN_PART, runs_part, u4, CPU_BITS_U4)
+EACH_PART(RUN_PART, runs_part, e2m1, CPU_BITS_E2M1)
+
+static const run_part_fn run_parts[CPU_BITS][V16_ROWS + 1] = {
+    [CPU_BITS_8] = PART_TABLE(runs_part, 8),
+    [CPU_BITS_4] = PART_TABLE(runs_part, 4),
+    [CPU_BITS_U4] = PART_TABLE(runs_part, u4),
+    [CPU_BITS_E2M1] = PART_TABLE(runs_part, e2m1),
+};
+
+/* As tile_part and tile_by_parts of micro.h. */
+V16_TEMPLATE void run_part(const struct run_args *a, const int rows, const enum cpu_bits bits)
+{
+    if (a->rows < CPU_TILE_ROWS) {
+        run_parts[bits][rows](a);
+        return;
+    }
+    run_block(a, rows, 1, 1, 0, bits);
+    run_block(a, rows, 1, 1, 1, bits);
+}
+
+V16_TEMPLATE void run_by_parts(struct run_args *a, const int rows, const enum cpu_bits bits)
+{
+    run_part(a, rows > V16_ROWS ? V16_ROWS : rows, bits);
+    if (rows > V16_ROWS) {
+        a->t.acc += (ptrdiff_t)V16_ROWS * CPU_PANEL;
+        a->t.x += V16_ROWS;
+        run_part(a, rows - V16_ROWS, bits);
+    }
+}
+#endif
+
 /* As tile_rows of micro.h. */
 V16_TEMPLATE void run_rows(const struct cpu_run_tile *tile, const int rows, const int panels,
                            const enum cpu_bits bits)
 {
     struct run_args a = {*tile, rows};
-    if (V16_COLS == 2 || rows <= 2) {
-        run_block(&a, rows, panels, 2, 0, bits);
+#if V16_COLS == 1
+    if (rows > 2) {
+        run_by_parts(&a, rows, bits);
         return;
     }
-    const int top = rows > V16_ROWS ? V16_ROWS : rows;
-    run_block(&a, top, panels, 1, 0, bits);
-    run_block(&a, top, panels, 1, 1, bits);
-    if (rows > V16_ROWS) {
-        a.t.acc += (ptrdiff_t)V16_ROWS * CPU_PANEL;
-        a.t.x += V16_ROWS;
-        run_block(&a, rows - V16_ROWS, panels, 1, 0, bits);
-        run_block(&a, rows - V16_ROWS, panels, 1, 1, bits);
-    }
+#endif
+    run_block(&a, rows, panels, 2, 0, bits);
 }
 
 #define RUN_TILE(name, rows, panels, bits)                                                         \
