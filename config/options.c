@@ -54,7 +54,7 @@ const struct options_row options_rows[] = {
     {"plan", NULL, LAYOUT, STRING, AT(plan_file), 0, 0, NULL, NULL,
      "plan file instead of the layout's built-in one"},
     {"device", NULL, RUN, CHOICE, AT(device), 0, 0, "cpu",
-     "cpu|cpu-generic|cpu-avx2|cpu-avx512|cpu-vnni|cpu-bf16|cuda|ref",
+     "cpu|cpu-generic|cpu-avx2|cpu-avx512|cpu-vnni|cpu-bf16|cpu-neon|cpu-dotprod|cuda|ref",
      "cpu picks the best variant for this machine; cuda: one GPU per rank"},
     {"runner", NULL, LAYOUT, CHOICE, AT(runner), 0, 0, "auto", "auto|generate|pooling",
      "generate: texts; pooling: a vector of each text, for /v1/embeddings; auto: as the model was "

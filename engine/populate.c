@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #define PIECE_BYTES ((size_t)2 << 20)
 
@@ -21,7 +22,8 @@ struct populate {
 /* False: no more of it. */
 static bool touch(const struct populate *p, const struct populate_range *r)
 {
-    for (size_t at = 0, n; at < r->bytes; at += n) {
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE); /* ranges may begin within one */
+    for (size_t at = -(uintptr_t)r->begin & (page - 1), n; at < r->bytes; at += n) {
         n = r->bytes - at < PIECE_BYTES ? r->bytes - at : PIECE_BYTES;
         if (atomic_load(&p->stop))
             return false;

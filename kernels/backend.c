@@ -69,12 +69,9 @@ enum status backend_open(const char *name, int32_t threads, struct backend **out
         return cpu_open(name, threads, out, err);
     if (is_cuda(name))
         return open_cuda(name, threads, out, err);
-    return base_fail(
-        err, ERR_DEVICE,
-        "no backend is called %s: cpu, cpu-generic%s, cuda, cuda-deterministic, ref", name,
-        strcmp(cpu_variant(), "cpu-generic") == 0 ? ""
-                                                  : ", cpu-avx2, cpu-avx512, cpu-vnni, "
-                                                    "cpu-bf16");
+    return base_fail(err, ERR_DEVICE,
+                     "no backend is called %s: cpu, %s, cuda, cuda-deterministic, ref", name,
+                     cpu_names());
 }
 
 void backend_close(struct backend *b)

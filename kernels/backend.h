@@ -546,8 +546,9 @@ struct backend {
 };
 
 /* By name: "cpu" (best variant for this machine), "cpu-generic", "cpu-avx2", "cpu-avx512",
- * "cpu-vnni", "cpu-bf16", "ref", "cuda" or "cuda-deterministic", of which ":N" names the device
- * (through the module). threads >= 1 includes the calling thread. ERR_DEVICE names what is missing.
+ * "cpu-vnni", "cpu-bf16", "cpu-neon", "cpu-dotprod", "ref", "cuda" or "cuda-deterministic", of
+ * which ":N" names the device (through the module). threads >= 1 includes the calling thread.
+ * ERR_DEVICE names what is missing.
  */
 enum status backend_open(const char *name, int32_t threads, struct backend **out,
                          struct err *err) MUST_USE;

@@ -386,7 +386,7 @@ static void test_help(void **state)
                                         "[8000]",
                                         "--host",
                                         "(cpu|cpu-generic|cpu-avx2|cpu-avx512|cpu-vnni|\n",
-                                        " cpu-bf16|cuda|ref)",
+                                        " cpu-bf16|cpu-neon|cpu-dotprod|cuda|ref)",
                                         "--max-num-queued-reqs",
                                         "TESSERA_NAME"};
     for (size_t i = 0; i < ARRAY_LEN(parts); i++)

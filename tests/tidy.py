@@ -75,6 +75,8 @@ TESTED_BY = {
     "kernels/cpu/cpu_avx512.c": "tests/test_kernels.c",
     "kernels/cpu/cpu_vnni.c": "tests/test_kernels.c",
     "kernels/cpu/cpu_bf16.c": "tests/test_linear_bf16.c",
+    "kernels/cpu/cpu_neon.c": "tests/test_kernels.c",
+    "kernels/cpu/cpu_dotprod.c": "tests/test_linear_int.c",
     "kernels/cpu/flush.h": "tests/test_linear_bf16.c",
     "kernels/cpu/cpu_generic.c": "tests/test_kernels.c",
     "kernels/cpu/draw.c": "tests/test_sample.c",

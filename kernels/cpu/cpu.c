@@ -143,6 +143,8 @@ static bool usable_bf16(void)
            (eax & 1u << 5) != 0;
 }
 
+#define CPU_NAMES "cpu-generic, cpu-avx2, cpu-avx512, cpu-vnni, cpu-bf16"
+
 /* Best first. */
 static const struct variant variants[] = {
     {&cpu_bf16, usable_bf16, CPU_OPS("cpu-bf16")},
@@ -151,7 +153,26 @@ static const struct variant variants[] = {
     {&cpu_avx2, usable_avx2, CPU_OPS("cpu-avx2")},
     {&cpu_generic, usable_always, CPU_OPS("cpu-generic")},
 };
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
+
+#define HWCAP_DOTPROD (1ul << 20) /* HWCAP_ASIMDDP of Linux's asm/hwcap.h */
+
+static bool usable_dotprod(void)
+{
+    return (getauxval(AT_HWCAP) & HWCAP_DOTPROD) != 0;
+}
+
+#define CPU_NAMES "cpu-generic, cpu-neon, cpu-dotprod"
+
+static const struct variant variants[] = {
+    {&cpu_dotprod, usable_dotprod, CPU_OPS("cpu-dotprod")},
+    {&cpu_neon, usable_always, CPU_OPS("cpu-neon")},
+    {&cpu_generic, usable_always, CPU_OPS("cpu-generic")},
+};
 #else
+#define CPU_NAMES "cpu-generic"
+
 static const struct variant variants[] = {
     {&cpu_generic, usable_always, CPU_OPS("cpu-generic")},
 };
@@ -176,6 +197,11 @@ const struct backend_ops *cpu_find(const char *name)
 const char *cpu_variant(void)
 {
     return variant_find("cpu")->ops.name;
+}
+
+const char *cpu_names(void)
+{
+    return CPU_NAMES;
 }
 
 enum status cpu_open(const char *name, int32_t threads, struct backend **out, struct err *err)

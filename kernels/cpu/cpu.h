@@ -133,6 +133,7 @@ enum status cpu_open(const char *name, int32_t threads, struct backend **out,
                      struct err *err) MUST_USE;
 const struct backend_ops *cpu_find(const char *name); /* NULL: no such variant on this machine */
 const char *cpu_variant(void);
+const char *cpu_names(void); /* of all variants of this processor's family, for messages */
 static inline struct cpu_backend *cpu_of(struct backend *b)
 {
     return (struct cpu_backend *)b;
@@ -255,12 +256,14 @@ void elect_run(struct backend *b, int32_t *ids, const struct sample_election *e,
 void logprobs_run(struct backend *b, float *logprob, struct token_top *best, int32_t stride,
                   struct cview logits, const int32_t *ids, const int32_t *top);
 
-/* cpu_generic.c, cpu_avx2.c, cpu_avx512.c, cpu_vnni.c, cpu_bf16.c: one source over three vector
- * types */
+/* cpu_generic.c, cpu_avx2.c, cpu_avx512.c, cpu_vnni.c, cpu_bf16.c, cpu_neon.c, cpu_dotprod.c: one
+ * source over four vector types */
 extern const struct cpu_isa cpu_generic;
 extern const struct cpu_isa cpu_avx2;
 extern const struct cpu_isa cpu_avx512;
 extern const struct cpu_isa cpu_vnni;
 extern const struct cpu_isa cpu_bf16;
+extern const struct cpu_isa cpu_neon;
+extern const struct cpu_isa cpu_dotprod;
 
 #endif

@@ -13,6 +13,7 @@
 
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14; the C library's headers may be older */
@@ -120,7 +121,7 @@ static void put_row(struct weight *w, unsigned char *panel, int32_t j, const uns
  * fault per page. Only a hint: a kernel that does not know it lets the stores fault as ever. */
 static void populate(const unsigned char *begin, size_t bytes)
 {
-    const uintptr_t page = 4096, at = (uintptr_t)begin & ~(page - 1);
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)begin & ~(page - 1);
     (void)madvise((void *)at, (uintptr_t)begin + bytes - at, MADV_POPULATE_WRITE);
 }
 

@@ -43,14 +43,28 @@ static void read_line(const char *path, const char *key, char *out, size_t cap)
         fclose(file);
 }
 
+/* "": the kernel does not say. */
+static void read_processor(char *out, size_t cap)
+{
+    char maker[32], part[32];
+    read_line("/proc/cpuinfo", "model name", out, cap);
+    if (out[0])
+        return;
+    read_line("/proc/cpuinfo", "CPU implementer", maker, sizeof maker); /* of ARM's, numbers */
+    read_line("/proc/cpuinfo", "CPU part", part, sizeof part);
+    if (part[0])
+        (void)snprintf(out, cap, "part %s of implementer %s", part, maker);
+}
+
 static void check_cpu(struct findings *f)
 {
     char model[128];
     const char *variant = backend_cpu_variant();
     const bool slow = strcmp(variant, "cpu-generic") == 0;
-    read_line("/proc/cpuinfo", "model name", model, sizeof model);
+    read_processor(model, sizeof model);
     findings_add(f, slow ? FINDING_WARN : FINDING_OK, "cpu",
-                 "no AVX2 with FMA and F16C here: results are the same, but many times slower",
+                 "neither AVX2 with FMA and F16C nor 64-bit ARM: results are the same, but many "
+                 "times slower",
                  "%s, kernels %s", model[0] ? model : "processor of unknown name", variant);
 }
 
