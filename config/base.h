@@ -74,6 +74,16 @@ bool base_add(size_t a, size_t b, size_t *out) MUST_USE;
 /* n rounded up to a multiple of align (a power of two). The caller keeps n far below SIZE_MAX. */
 size_t base_align(size_t n, size_t align);
 
+/* What a loop that waits for another thread does in each turn. */
+static inline void base_relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb" ::: "memory"); /* YIELD takes no time on most */
+#endif
+}
+
 static inline int32_t base_min32(int32_t a, int32_t b)
 {
     return a < b ? a : b;

@@ -27,22 +27,6 @@
 _Static_assert(ATOMIC_INT_LOCK_FREE == 2, "words are shared between processes");
 _Static_assert(sizeof(struct comm_shm_post) == 64, "a post is one cache line");
 
-#if defined(__x86_64__) || defined(__i386__)
-static inline void relax(void)
-{
-    __builtin_ia32_pause();
-}
-#elif defined(__aarch64__)
-static inline void relax(void)
-{
-    __asm__ volatile("yield");
-}
-#else
-static inline void relax(void)
-{
-}
-#endif
-
 /* Not FUTEX_PRIVATE: the word is in memory shared between processes. */
 static void futex_wait(_Atomic uint32_t *word, uint32_t seen)
 {
@@ -134,7 +118,7 @@ static bool spin_for(const struct comm_shm *c, int32_t rank, int64_t until)
         return false;
     do {
         for (int32_t i = 0; i < SPINS_PER_LOOK; i++) {
-            relax();
+            base_relax();
             if (is_here(c, rank))
                 return true;
         }

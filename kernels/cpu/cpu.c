@@ -156,11 +156,9 @@ static const struct variant variants[] = {
 #elif defined(__aarch64__)
 #include <sys/auxv.h>
 
-#define HWCAP_DOTPROD (1ul << 20) /* HWCAP_ASIMDDP of Linux's asm/hwcap.h */
-
 static bool usable_dotprod(void)
 {
-    return (getauxval(AT_HWCAP) & HWCAP_DOTPROD) != 0;
+    return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
 }
 
 #define CPU_NAMES "cpu-generic, cpu-neon, cpu-dotprod"

@@ -1,5 +1,7 @@
 /* Subnormal numbers as zeros, of operands and of results, as VDPBF16PS has them: for the variants
- * that multiply BF16 without it. The mode is the thread's: it is taken back right after. */
+ * that multiply BF16 without it. The mode is the thread's: it is taken back right after. (ARM takes
+ * a result for zero before it rounds, x86 after: a sum that would round up to 2^-126, the least
+ * normal number, is 0 there.) */
 #ifndef TESSERA_KERNELS_CPU_FLUSH_H
 #define TESSERA_KERNELS_CPU_FLUSH_H
 

@@ -204,7 +204,7 @@ typedef void (*tile_part_fn)(const struct tile_args *a);
     {                                                                                              \
         NULL, part##1_##s, part##2_##s, part##3_##s, part##4_##s, part##5_##s, part##6_##s         \
     }
-static_assert(V16_ROWS == 6, "parts of more rows");
+static_assert(V16_ROWS == 6 && V16_WIDE3 == 1 && V16_WIDE4 == 1, "parts are of one panel");
 
 EACH_PART(TILE_PART, part, f32, DTYPE_F32)
 EACH_PART(TILE_PART, part, f16, DTYPE_F16)

@@ -39,23 +39,6 @@ struct pool {
     struct helper *helpers;
 };
 
-#if defined(__x86_64__) || defined(__i386__)
-static void relax(void)
-{
-    __builtin_ia32_pause();
-}
-#elif defined(__aarch64__)
-static void relax(void)
-{
-    __asm__ volatile("isb" ::: "memory");
-}
-#else
-static void relax(void)
-{
-    atomic_signal_fence(memory_order_seq_cst);
-}
-#endif
-
 static void futex_wait(_Atomic uint32_t *word, uint32_t seen)
 {
     syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
@@ -108,7 +91,7 @@ static uint32_t wait_epoch(struct pool *p, uint32_t seen)
         uint32_t e = atomic_load_explicit(&p->epoch, memory_order_acquire);
         if (e != seen)
             return e;
-        relax();
+        base_relax();
     }
     atomic_fetch_add_explicit(&p->sleepers, 1, memory_order_seq_cst);
     uint32_t e;
@@ -152,7 +135,7 @@ static void wait_empty(struct pool *p)
     for (int i = 0; i < SPINS; i++) {
         if (gate_empty(p))
             return;
-        relax();
+        base_relax();
     }
     atomic_store_explicit(&p->caller_sleeps, true, memory_order_seq_cst);
     for (;;) {

@@ -260,7 +260,7 @@ template <int OUTPUTS, typename Which> static dim3 grid_of(const struct product 
 
 /* Bytes of shared memory that a kernel here may have: one bound for all, since a function keeps the
  * last that was set, and launches of other sizes may stand in a recording. */
-constexpr size_t RINGS_MOST = 96 << 10 > HALF ? 96 << 10 : HALF;
+constexpr size_t ALLOWED = RINGS_MAX > HALF ? RINGS_MAX : HALF;
 
 /* share: bytes of shared memory that a block has at least. */
 template <typename F, int GROUPS, int OUTPUTS, bool ALIGNED, typename X, typename Which>
@@ -268,13 +268,13 @@ static void launch_x(struct cuda_backend *c, const struct product &p, const Whic
                      unsigned blocks, size_t share)
 {
     constexpr size_t needed = RING<OUTPUTS, X::STAGES> + X::BYTES;
-    static_assert(needed <= RINGS_MOST && THIRD <= RINGS_MOST, "it is allowed");
+    static_assert(needed <= ALLOWED && THIRD <= ALLOWED, "it is allowed");
     const size_t bytes = needed > share ? needed : share;
     const auto kernel = gemv_kernel<F, GROUPS, OUTPUTS, ALIGNED, X, Which>;
     if (bytes > 48 << 10)
         cuda_note(c, "linear",
                   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                       (int)RINGS_MOST));
+                                       (int)ALLOWED));
     const dim3 grid = grid_of<OUTPUTS, Which>(p, blocks);
     LAUNCH_AHEAD(c, kernel, grid, WARPS * WARP, bytes, p, which);
 }

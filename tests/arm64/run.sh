@@ -3,7 +3,8 @@
 # Debian's cross compiler and run by QEMU, in which ARM's variants of the kernels have to say the
 # same as plain C, bit for bit. Nothing is learnt of speed. Libraries for ARM come from the
 # system's package mirror and are unpacked into build/arm64/root, not installed. Returns 77 where
-# they cannot be had. The last line counts tests. (On ARM itself: tests/run.sh.)
+# they cannot be had, as from Ubuntu's mirrors for x86. The last line counts tests. (On ARM itself:
+# tests/run.sh.)
 #
 #   tests/arm64/run.sh [TEST...]      e.g. tests/arm64/run.sh test_kernels test_attend
 set -euo pipefail
@@ -13,7 +14,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . deploy/packages.sh
 
 BUILD=build/arm64
-export ARM64_ROOT=$PWD/$BUILD/root
+ROOT=$BUILD/root
 tests=("$@")
 if [ ${#tests[@]} = 0 ]; then # of what differs between processors; QEMU takes long for all
     tests=(test_kernels test_elect test_linear_bf16 test_linear_int test_linear_range test_intq
@@ -32,12 +33,13 @@ unpack() {
     : >"$state/status"
     apt-get "${options[@]}" update &&
         apt-get "${options[@]}" install -y --download-only "$@" || return
-    rm -rf "$ARM64_ROOT"
+    rm -rf "$ROOT"
     for archive in "$state"/cache/archives/*.deb; do
-        dpkg -x "$archive" "$ARM64_ROOT" || return
+        dpkg -x "$archive" "$ROOT" || return
     done
+    [ -e "$ROOT/lib" ] || ln -s usr/lib "$ROOT/lib" # of another package where /lib is a link
     rm -rf "$state"
-    touch "$ARM64_ROOT/complete"
+    echo "$*" >"$ROOT/unpacked"
 }
 
 # Compiler, emulator and libraries.
@@ -45,18 +47,19 @@ prepare() {
     local package libraries=(libcmocka-dev)
     packages_install "$BUILD/packages.log" "${PACKAGES_BUILD[@]}" gcc-aarch64-linux-gnu \
         g++-aarch64-linux-gnu qemu-user || return
-    [ ! -e "$ARM64_ROOT/complete" ] || return 0
     for package in "${PACKAGES_BUILD[@]}"; do
         case $package in lib*-dev | nettle-dev) libraries+=("$package") ;; esac
     done
-    unpack "${libraries[@]}" "libstdc++-$(aarch64-linux-gnu-gcc -dumpversion)-dev" \
-        >>"$BUILD/packages.log" 2>&1
+    libraries+=("libstdc++-$(aarch64-linux-gnu-gcc -dumpversion)-dev")
+    [ "$(cat "$ROOT/unpacked" 2>/dev/null)" = "${libraries[*]}" ] ||
+        unpack "${libraries[@]}" >>"$BUILD/packages.log" 2>&1
 }
 
 mkdir -p "$BUILD"
+: >"$BUILD/packages.log"
 if ! prepare; then
     tail -n 5 "$BUILD/packages.log"
-    echo "skipped: no cross compiler, emulator or libraries for ARM ($BUILD/packages.log)"
+    echo "no cross compiler, emulator or libraries for ARM ($BUILD/packages.log)"
     exit 77
 fi
 cmake -S . -B "$BUILD" -G Ninja -DCMAKE_TOOLCHAIN_FILE="$PWD/tests/arm64/toolchain.cmake" \

@@ -1,15 +1,15 @@
-# A build for 64-bit ARM by Debian's cross compiler. ARM64_ROOT, of the environment, has what is
-# linked.
+# A build for 64-bit ARM by Debian's cross compiler, with the libraries that run.sh has unpacked.
+cmake_path(SET root NORMALIZE "${CMAKE_CURRENT_LIST_DIR}/../../build/arm64/root")
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)
 set(CMAKE_CXX_COMPILER aarch64-linux-gnu-g++)
-set(CMAKE_SYSROOT $ENV{ARM64_ROOT})
-set(CMAKE_FIND_ROOT_PATH $ENV{ARM64_ROOT})
+set(CMAKE_SYSROOT ${root})
+set(CMAKE_FIND_ROOT_PATH ${root})
 set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
 set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
 set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE ONLY)
-set(CMAKE_CROSSCOMPILING_EMULATOR qemu-aarch64 -L $ENV{ARM64_ROOT})
-set(ENV{PKG_CONFIG_SYSROOT_DIR} $ENV{ARM64_ROOT})
+set(CMAKE_CROSSCOMPILING_EMULATOR qemu-aarch64 -L ${root})
+set(ENV{PKG_CONFIG_SYSROOT_DIR} ${root})
 set(ENV{PKG_CONFIG_LIBDIR}
-    $ENV{ARM64_ROOT}/usr/lib/aarch64-linux-gnu/pkgconfig:$ENV{ARM64_ROOT}/usr/share/pkgconfig)
+    ${root}/usr/lib/aarch64-linux-gnu/pkgconfig:${root}/usr/share/pkgconfig)

@@ -13,7 +13,7 @@ import fp8
 from checkpoint import oracle
 from harness import ROOT, run
 from test_counters import bytes_read
-from test_int_weights import GROUP, SAMPLED, lacks, panels, rounded, scores
+from test_int_weights import DEVICES, GROUP, SAMPLED, lacks, panels, rounded, scores
 from test_mixtures import PROMPTS, check_lost_rank, check_same_bits, fails, outcome
 from test_modes import check_received, plan_file
 
@@ -38,8 +38,7 @@ def test_same_bits(serve, name):
     check_same_bits(serve, checkpoint.GOLDEN / name, ())
 
 
-@pytest.mark.parametrize("device", ["cpu-generic", "cpu-avx2", "cpu-avx512", "cpu-vnni",
-                                    "cpu-bf16"])
+@pytest.mark.parametrize("device", DEVICES)
 def test_same_bits_of_every_processor(serve, device):
     if reason := lacks(device):
         pytest.skip(reason)

@@ -53,6 +53,10 @@ def alone(tmp_path_factory):
     return found
 
 
+DEVICES = ["cpu-generic", "cpu-avx2", "cpu-avx512", "cpu-vnni", "cpu-bf16", "cpu-neon",
+           "cpu-dotprod"]
+
+
 def lacks(device):
     """Why this machine cannot run that variant, or nothing."""
     done = subprocess.run([BINARY, "plan", checkpoint.DEMO, "--device", device],
@@ -89,8 +93,7 @@ def test_same_bits_of_other_models(serve, tmp_path, name):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("device", ["cpu-generic", "cpu-avx2", "cpu-avx512", "cpu-vnni",
-                                    "cpu-bf16"])
+@pytest.mark.parametrize("device", DEVICES)
 def test_same_bits_of_every_processor(serve, alone, kind, device):
     if reason := lacks(device):
         pytest.skip(reason)

@@ -17,8 +17,8 @@ import packed
 from harness import ROOT, eventually, is_sanitized, run
 from packed import FORMS
 from test_counters import bytes_read
-from test_int_weights import GREEDY, GROUP, PROMPTS, SAMPLED, lacks, outcome, outcomes, rounded
-from test_int_weights import scores
+from test_int_weights import DEVICES, GREEDY, GROUP, PROMPTS, SAMPLED, lacks, outcome, outcomes
+from test_int_weights import rounded, scores
 from test_mixtures import check_lost_rank
 
 sys.path.insert(0, str(ROOT / "tests/oracle"))
@@ -154,8 +154,7 @@ def test_same_bits(serve, models, alone, form, arguments):
 
 
 @pytest.mark.parametrize("form", FEW)
-@pytest.mark.parametrize("device", ["cpu-generic", "cpu-avx2", "cpu-avx512", "cpu-vnni",
-                                    "cpu-bf16"])
+@pytest.mark.parametrize("device", DEVICES)
 def test_same_bits_of_every_processor(serve, models, alone, form, device):
     if reason := lacks(device):
         pytest.skip(reason)

@@ -390,8 +390,10 @@ static std::map<const void *, int> bounds;
 cudaError_t emulate_allow(const void *kernel, int bytes)
 {
     std::lock_guard<std::mutex> lock(bounds_lock);
+    if (bytes > 227 << 10)
+        return cudaErrorInvalidValue;
     bounds[kernel] = bytes;
-    return bytes > 227 << 10 ? cudaErrorInvalidValue : cudaSuccess;
+    return cudaSuccess;
 }
 
 /* Asked when a kernel begins, in a graph each time: what was allowed once must not be taken back.
