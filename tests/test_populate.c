@@ -63,6 +63,24 @@ static void test_all_of_it(void **state)
     munmap(b, (size_t)PAGES * PAGE);
 }
 
+/* Where pages are large a range begins within one: it is had from the next page on. */
+static void test_within_a_page(void **state)
+{
+    (void)state;
+    unsigned char *a = map();
+    if (madvise(a, PAGE, MADV_POPULATE_WRITE) != 0)
+        skip();
+    assert_in_range(resident(a), 1, PAGES - 1);
+    struct populate *p = populate_open((struct populate_range){a + 64, (size_t)PAGES * PAGE - 64},
+                                       (struct populate_range){NULL, 0});
+    assert_non_null(p);
+    for (int32_t tries = 0; tries < 6000 && resident(a) < PAGES; tries++)
+        usleep(5000);
+    assert_int_equal(resident(a), PAGES);
+    populate_close(p);
+    munmap(a, (size_t)PAGES * PAGE);
+}
+
 /* Memory that is not there: the file ends before the mapping does. */
 static void test_refused(void **state)
 {
@@ -107,6 +125,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_all_of_it),
+        cmocka_unit_test(test_within_a_page),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_nothing_and_early_end),
     };

@@ -1,4 +1,5 @@
-/* DESIGN: what every processor of 64-bit ARM has; see micro.h. No options of its own. */
+/* DESIGN: what every processor of 64-bit ARM has; see micro.h. Compile with GCC's
+ * -fno-schedule-insns, or accumulators are in memory. */
 #if defined(__aarch64__)
 #include "kernels/cpu/v16_neon.h"
 
