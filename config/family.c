@@ -14,6 +14,10 @@
     .norm_eps = 0.00000015625, .fused_gate_up = true, .qkv_bias = true,                            \
     .qkv_bias_key = "attention_bias", .partial = 0.5, .interleaved = true
 
+#define OLMO                                                                                       \
+    .vocab = 50304, .heads = 32, .max_position = 2048, .norm_eps = 1e-5, .head_norm = true,        \
+    .joint_norm = true, .post_norms = POST_NORMS_OLMO
+
 #define QWEN2_VL                                                                                   \
     .flat = true, .max_position = 32768, .kv_heads = 8, .theta = 1e6, .norm_eps = 1e-5,            \
     .window = 4096, .window_off = true, .window_from = 80, .sections = true, .qkv_bias = true
@@ -67,6 +71,28 @@ static const struct family families[] = {
      .multipliers = true,
      .qkv_bias_key = "attention_bias",
      .o_bias_key = "attention_bias"},
+    {.model_type = "olmo2", OLMO},
+    {.model_type = "olmo3", .theta = 5e5, .window = 4096, .period = 4, .local_plain = true, OLMO},
+    {.model_type = "olmoe",
+     .vocab = 50304,
+     .heads = 16,
+     .max_position = 4096,
+     .norm_eps = 1e-5,
+     .head_norm = true,
+     .joint_norm = true,
+     .mixture = {.kind = MIXTURE_QWEN, .experts = 64, .chosen = 8, .among = false}},
+    {.model_type = "minimax_m2",
+     .vocab = 200064,
+     .heads = 48,
+     .max_position = 196608,
+     .kv_heads = 8,
+     .head_dim = 128,
+     .theta = 5e6,
+     .head_norm = true,
+     .joint_norm = true,
+     .partial = 1,
+     .rotary_key = true,
+     .mixture = {.kind = MIXTURE_MINIMAX, .experts = 256, .chosen = 8, .among = true}},
     {.model_type = "phi3",
      .max_position = 4096,
      .window = FAMILY_NO_WINDOW,

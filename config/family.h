@@ -18,7 +18,7 @@ struct family {
     int32_t kv_heads; /* 0: as many as query heads, which null means in all of them */
     int32_t head_dim; /* 0: hidden_size / num_attention_heads */
     bool tied;
-    bool fused_qkv, fused_gate_up, qkv_bias, o_bias, head_norm, sinks, interleaved;
+    bool fused_qkv, fused_gate_up, qkv_bias, o_bias, head_norm, joint_norm, sinks, interleaved;
     const char *head_norm_key;             /* what says whether it has one; NULL: nothing does */
     const char *qkv_bias_key, *o_bias_key; /* what says whether it has such biases, where it may
                                               have them or not; NULL: nothing does */
@@ -38,9 +38,11 @@ struct family {
     int32_t no_rope_interval; /* every so manieth layer does not turn; 0: the keys are not theirs */
     int32_t original;         /* original_max_position_embeddings; 0: max_position */
     double partial;           /* partial_rotary_factor, which may be less than 1; 0: may not */
+    bool rotary_key;          /* rotary_dim is theirs: so many elements turn */
     bool multipliers;         /* Granite's three, and logits_scaling */
     bool sections;            /* places have several numbers, all alike for texts */
     double local_theta;       /* of the layers that slide; 0: theta */
+    bool local_plain;         /* layers that slide turn by theta alone, whatever stretches it */
     double query_scalar;      /* query_pre_attn_scalar; 0: head_dim */
     double attention_softcap, final_softcap; /* 0: the keys are not theirs */
 };

@@ -187,18 +187,20 @@ static bool is_by_kind(const struct jdoc *v)
 static void read_rotations(struct reader *r, const struct family *f, struct model_config *m)
 {
     static const char old[] = "rope_scaling", key[] = "rope_parameters";
-    const bool local = f->local_theta > 0;
+    const bool local = f->local_theta > 0 || f->local_plain;
     const struct jdoc *scaling = jdoc_get_value(r->object, old);
     const struct jdoc *parameters = jdoc_get_value(r->object, key);
     if (is_filled(parameters) && (local || !is_filled(scaling))) {
         if (local && is_by_kind(parameters))
             read_both(r, f, parameters, m);
-        else if (local)
+        else if (f->local_theta > 0)
             reader_fail(r, key, "full_attention and sliding_attention, each with a rotation");
         else if (is_by_kind(parameters))
             reader_fail(r, key, "one rotation for all layers of this family");
         else
             read_rotation(r, f, parameters, key, m, &m->rope);
+        if (f->local_plain && !is_by_kind(parameters))
+            m->local_rope.theta = m->rope.theta;
     }
     if (is_filled(scaling) && is_by_kind(scaling))
         reader_fail(r, old, "one rotation");
@@ -208,20 +210,22 @@ static void read_rotations(struct reader *r, const struct family *f, struct mode
 
 static void read_rope(struct reader *r, const struct family *f, struct model_config *m)
 {
-    const bool local = f->local_theta > 0;
     m->rope.theta = reader_number(r, "rope_theta", 1, 1e12, f->theta > 0 ? f->theta : 10000);
-    if (local)
+    m->local_rope.theta = m->rope.theta;
+    if (f->local_theta > 0)
         m->local_rope.theta = reader_number(r, "rope_local_base_freq", 1, 1e12, f->local_theta);
     m->rotary_dim = m->head_dim;
     if (f->partial > 0 &&
         !jdoc_get(r->object, "partial_rotary_factor")) /* null is not the default */
         m->rotary_dim = (int32_t)(m->head_dim * f->partial);
+    if (f->rotary_key)
+        m->rotary_dim = reader_int(r, "rotary_dim", 2, m->head_dim, m->head_dim);
     read_partial(r, f, m);
     read_rotations(r, f, m);
     const enum rope_kind kind = m->rope.kind;
     if (r->st == OK && !f->reaches && (kind == ROPE_YARN || kind == ROPE_LINEAR))
         m->max_position = stretched(&m->rope, m->max_position);
-    if (!local)
+    if (f->local_theta <= 0 && !f->local_plain)
         m->local_rope = m->rope;
 }
 
@@ -335,6 +339,8 @@ static void read_scores(struct reader *r, const struct family *f, struct model_c
         m->attention_softcap = read_cap(r, "attn_logit_softcapping", f->attention_softcap);
     else if (jdoc_get_value(r->object, "attn_logit_softcapping"))
         reader_fail(r, "attn_logit_softcapping", "null (not of this family)");
+    if (jdoc_get_value(r->object, "clip_qkv"))
+        reader_fail(r, "clip_qkv", "null (not supported)");
     if (f->gemma && f->post_norms != POST_NORMS_NONE)
         m->final_softcap = read_cap(r, "final_logit_softcapping", f->final_softcap);
     if (reader_bool(r, "use_bidirectional_attention", false))

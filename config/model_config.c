@@ -172,6 +172,29 @@ static void read_glm(struct reader *r, const struct model_config *m, struct mixt
         reader_fail(r, "topk_group", "1 (groups of experts are not supported)");
 }
 
+/* What MiniMax's own class could do otherwise, and no published model does. */
+static void expect_minimax(struct reader *r)
+{
+    const struct jdoc *kinds = jdoc_get_value(r->object, "attn_type_list");
+    bool full = !kinds || jdoc_type(kinds) == JDOC_ARRAY;
+    for (size_t i = 0; full && kinds && i < jdoc_size(kinds); i++)
+        full = jdoc_number(jdoc_at(kinds, i)) == 1;
+    if (!full)
+        reader_fail(r, "attn_type_list",
+                    "a list of 1 (other kinds of attention are not supported)");
+    if (jdoc_get_value(r->object, "scoring_func"))
+        reader_expect(r, "scoring_func", "sigmoid");
+    if (jdoc_get_value(r->object, "qk_norm_type"))
+        reader_expect(r, "qk_norm_type", "per_layer");
+    if (!reader_bool(r, "use_qk_norm", true))
+        reader_fail(r, "use_qk_norm", "true");
+    if (!reader_bool(r, "use_routing_bias", true))
+        reader_fail(r, "use_routing_bias", "true");
+    if (reader_int(r, "shared_intermediate_size", 0, 1 << 20, 0) != 0)
+        reader_fail(r, "shared_intermediate_size",
+                    "0 (shared experts of this family are not supported)");
+}
+
 /* What the kernels compute (BACKEND_EXPERTS_MAX, BACKEND_CHOSEN_MAX), and memory of their tables.
  */
 static void expect_countable(struct reader *r, const struct model_config *m)
@@ -206,10 +229,12 @@ static void read_mixture(struct reader *r, const struct family *f, struct model_
     if (x->kind != MIXTURE_GLM)
         x->experts =
             reader_int(r, local ? "num_local_experts" : "num_experts", 1, 1024, x->experts);
-    if (f->expert_mlp > 0)
+    if (x->kind == MIXTURE_QWEN || x->kind == MIXTURE_QWEN2 || x->kind == MIXTURE_GLM)
         x->among = reader_bool(r, "norm_topk_prob", x->among);
     if (x->kind == MIXTURE_QWEN || x->kind == MIXTURE_QWEN2)
         expect_all_layers(r);
+    if (x->kind == MIXTURE_MINIMAX)
+        expect_minimax(r);
     if (x->kind == MIXTURE_QWEN2)
         read_shared_width(r, m, x);
     if (x->kind == MIXTURE_QWEN2 && reader_bool(r, "use_sliding_window", false))
@@ -229,7 +254,7 @@ static const struct family *read_family(struct reader *r, struct model_config *m
     int distance;
     const struct family *f = family_find(word, &distance);
     const bool meant = distance <= ((int)strlen(word) + 2) / 3; /* what is further away was not */
-    char names[280], wanted[320];
+    char names[340], wanted[380];
     family_names(names, sizeof names);
     snprintf(wanted, sizeof wanted, "%s%s%s", names, meant ? "; the nearest is " : "",
              meant ? f->model_type : "");
@@ -242,6 +267,7 @@ static const struct family *read_family(struct reader *r, struct model_config *m
     m->o_bias = f->o_bias;
     m->sinks = f->sinks;
     m->head_norm = f->head_norm;
+    m->joint_norm = f->joint_norm;
     m->interleaved = f->interleaved;
     m->tied = f->tied;
     m->gelu = f->gemma;

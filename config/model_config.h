@@ -65,6 +65,7 @@ enum mixture_kind {
     MIXTURE_QWEN2, /* the same with a shared expert that has a gate */
     MIXTURE_GLM,   /* GLM-4.5's: shared experts, and scores by sigmoid with corrections */
     MIXTURE_MIXTRAL,
+    MIXTURE_MINIMAX, /* MiniMax-M2's: Mixtral's names, scores by sigmoid with corrections */
     /* All experts in one tensor, gates and ups in turns; biases of router and experts;
        ACT_SWIGLU_PAIRS */
     MIXTURE_GPT_OSS
@@ -92,8 +93,9 @@ static inline int32_t mixture_chosen(const struct mixture_config *x)
     return x->chosen + x->shared;
 }
 
-/* What attention and MLP make is normed before it is added, and where, by names of the norms. */
-enum post_norms { POST_NORMS_NONE, POST_NORMS_GEMMA, POST_NORMS_GLM4 };
+/* What attention and MLP make is normed before it is added, and where, by names of the norms. With
+ * OLMO those are all: attention and MLP take the residual stream as it is. */
+enum post_norms { POST_NORMS_NONE, POST_NORMS_GEMMA, POST_NORMS_GLM4, POST_NORMS_OLMO };
 
 #define MODEL_EXPERTS_MAX 65536 /* of all layers together */
 #define MODEL_LAYERS_MAX 1024
@@ -116,7 +118,8 @@ struct model_config {
     bool qkv_bias;      /* q, k and v have a bias, */
     bool o_bias;        /* and o has one */
     bool sinks;         /* each query head has the score of a key without a value */
-    bool head_norm;     /* an RMS norm of each head of q and of k before the rotation */
+    bool head_norm;     /* an RMS norm of each head of q and of k before the rotation, */
+    bool joint_norm;    /* or rather one of all heads of q together, and one of all of k */
     bool interleaved;   /* neighbours in a head turn together, not an element of each half */
     bool tied;          /* head shares the embedding's storage */
     bool headless;    /* config.json describes a model that makes no tokens: its class is XModel */

@@ -373,6 +373,48 @@ enum status backend_rms_scale(struct backend *b, struct view y, struct cview x, 
     return OK;
 }
 
+enum status backend_add(struct backend *b, struct view x, struct cview delta, struct err *err)
+{
+    REQUIRE("add", is_matrix(cview_of(x)) && has_shape(delta, x.rows, x.cols), x, delta);
+    REQUIRE("add", is_apart(delta, cview_of(x)), x, delta);
+    b->ops->add(b, x, delta);
+    return OK;
+}
+
+/* What both halves ask of their arguments. */
+static enum status check_joint(const char *op, struct cview squares, struct cview qkv,
+                               const struct joint_norm *n, const struct heads *h, struct err *err)
+{
+    REQUIRE(op, is_heads(h) && is_matrix(qkv) && qkv.cols == qkv_cols(h), squares, qkv);
+    REQUIRE(op, has_shape(squares, qkv.rows, n->heads + n->kv_heads), squares, qkv);
+    REQUIRE(op, n->first >= 0 && h->heads <= n->heads - n->first, squares, qkv);
+    REQUIRE(op, n->first_kv >= 0 && h->kv_heads <= n->kv_heads - n->first_kv, squares, qkv);
+    REQUIRE(op, n->q_gain != NULL || h->heads == 0, squares, qkv);
+    REQUIRE(op, n->k_gain != NULL || h->kv_heads == 0, squares, qkv);
+    return OK;
+}
+
+enum status backend_joint_squares(struct backend *b, struct view squares, struct cview qkv,
+                                  const struct joint_norm *n, const struct heads *h,
+                                  struct err *err)
+{
+    enum status st = OK;
+    TRY(check_joint("joint_squares", cview_of(squares), qkv, n, h, err));
+    b->ops->joint_squares(b, squares, qkv, n, h);
+out:
+    return st;
+}
+
+enum status backend_joint_scale(struct backend *b, struct view qkv, struct cview squares,
+                                const struct joint_norm *n, const struct heads *h, struct err *err)
+{
+    enum status st = OK;
+    TRY(check_joint("joint_scale", squares, cview_of(qkv), n, h, err));
+    b->ops->joint_scale(b, qkv, squares, n, h);
+out:
+    return st;
+}
+
 enum status backend_rope_table(struct backend *b, struct view table, const int32_t *position,
                                const float *inv_freq, float scale, struct err *err)
 {

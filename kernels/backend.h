@@ -153,6 +153,17 @@ struct qkv_rules {
     bool interleaved; /* neighbours turn together, not an element of each half */
 };
 
+/* An RMS norm of all heads of q together, and one of all of k, which ranks have parts of: each rank
+ * tells the squares of its own heads. The counts and places are those of the whole model's heads.
+ */
+struct joint_norm {
+    int32_t heads, kv_heads; /* H', K': of all ranks */
+    int32_t first, first_kv; /* of them the first ones of this rank */
+    bool shared; /* another rank has the first KV head, too, and tells its squares; false without */
+    const float *q_gain, *k_gain; /* [H * E], [K * E] of this rank's heads, fp32, on the device */
+    float eps;
+};
+
 /* How a layer attends. A row's query sees the keys of its slot at positions (p - window, p], p
  * being its own, or all from 0 on where window is 0. */
 struct attention {
@@ -478,6 +489,16 @@ struct backend_ops {
                        struct pieces pieces);
     void (*rms_scale)(struct backend *b, struct view y, struct cview x, const float *sums,
                       int32_t width, const float *gain, float eps);
+    /* x += delta. */
+    void (*add)(struct backend *b, struct view x, struct cview delta);
+    /* A joint norm of q and k in qkv, as of rope_kv, in two halves: squares[T, H' + K'] = the sum
+     * of squares of each head that this rank tells, q's before k's, zeros for others; and, with
+     * those of all ranks, which are added in ascending order, in place: q = q * rsqrt(sum / (H' *
+     * E) + eps) * gain, and k alike. */
+    void (*joint_squares)(struct backend *b, struct view squares, struct cview qkv,
+                          const struct joint_norm *n, const struct heads *h);
+    void (*joint_scale)(struct backend *b, struct view qkv, struct cview squares,
+                        const struct joint_norm *n, const struct heads *h);
     /* table[t, E] = cos[E/2] then sin[E/2] of position[t] * inv_freq[i] (product rounded to fp32,
      * as transformers does), times scale. inv_freq fp32 [E/2]. */
     void (*rope_table)(struct backend *b, struct view table, const int32_t *position,
@@ -610,6 +631,14 @@ enum status backend_square_sum(struct backend *b, float *sums, struct view x, st
 enum status backend_rms_scale(struct backend *b, struct view y, struct cview x, const float *sums,
                               int32_t width, const float *gain, float eps,
                               struct err *err) MUST_USE;
+enum status backend_add(struct backend *b, struct view x, struct cview delta,
+                        struct err *err) MUST_USE;
+enum status backend_joint_squares(struct backend *b, struct view squares, struct cview qkv,
+                                  const struct joint_norm *n, const struct heads *h,
+                                  struct err *err) MUST_USE;
+enum status backend_joint_scale(struct backend *b, struct view qkv, struct cview squares,
+                                const struct joint_norm *n, const struct heads *h,
+                                struct err *err) MUST_USE;
 enum status backend_rope_table(struct backend *b, struct view table, const int32_t *position,
                                const float *inv_freq, float scale, struct err *err) MUST_USE;
 enum status backend_rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *rules,

@@ -380,6 +380,42 @@ static inline void staged_rms_scale(struct backend *b, struct view y, struct cvi
     staged_end(s, y.data);
 }
 
+static inline void staged_add(struct backend *b, struct view x, struct cview delta)
+{
+    struct staged *s = staged_of(b);
+    s->inner->ops->add(s->inner, staged_view(s, x), staged_cview(s, delta));
+    staged_end(s, x.data);
+}
+
+static inline struct joint_norm staged_joint(struct staged *s, const struct joint_norm *n,
+                                             const struct heads *h)
+{
+    const size_t head = (size_t)h->head_dim * 4;
+    struct joint_norm there = *n;
+    there.q_gain = staged_in(s, n->q_gain, (size_t)h->heads * head);
+    there.k_gain = staged_in(s, n->k_gain, (size_t)h->kv_heads * head);
+    return there;
+}
+
+static inline void staged_joint_squares(struct backend *b, struct view squares, struct cview qkv,
+                                        const struct joint_norm *n, const struct heads *h)
+{
+    struct staged *s = staged_of(b);
+    const struct joint_norm there = staged_joint(s, n, h);
+    s->inner->ops->joint_squares(s->inner, staged_view(s, squares), staged_cview(s, qkv), &there,
+                                 h);
+    staged_end(s, squares.data);
+}
+
+static inline void staged_joint_scale(struct backend *b, struct view qkv, struct cview squares,
+                                      const struct joint_norm *n, const struct heads *h)
+{
+    struct staged *s = staged_of(b);
+    const struct joint_norm there = staged_joint(s, n, h);
+    s->inner->ops->joint_scale(s->inner, staged_view(s, qkv), staged_cview(s, squares), &there, h);
+    staged_end(s, qkv.data);
+}
+
 static inline void staged_rope_table(struct backend *b, struct view table, const int32_t *position,
                                      const float *inv_freq, float scale)
 {
@@ -696,6 +732,9 @@ static inline struct backend *staged_open(struct backend *inner)
     s->ops.add_rmsnorm = staged_add_rmsnorm;
     s->ops.square_sum = staged_square_sum;
     s->ops.rms_scale = staged_rms_scale;
+    s->ops.add = staged_add;
+    s->ops.joint_squares = staged_joint_squares;
+    s->ops.joint_scale = staged_joint_scale;
     s->ops.rope_table = staged_rope_table;
     s->ops.rope_kv = staged_rope_kv;
     s->ops.attend = staged_attend;

@@ -25,6 +25,8 @@
 static const struct param params[] = {
     {ROLE_EMBED, false, MIXTURE_NONE, "model.embed_tokens", NULL, {"model.embed_tokens.weight"}},
     {ROLE_ATTN_NORM, true, MIXTURE_NONE, "input_layernorm", NULL, {"input_layernorm.weight"}},
+    {ROLE_ATTN_NORM, true, MIXTURE_NONE, "post_attention_layernorm", NULL,
+     {"post_attention_layernorm.weight"}},
     {ROLE_QKV, true, MIXTURE_NONE, ATTN "qkv_proj", NULL,
      {ATTN "q_proj.weight", ATTN "k_proj.weight", ATTN "v_proj.weight"}},
     {ROLE_QKV, true, MIXTURE_NONE, ATTN "qkv_proj", NULL, {ATTN "qkv_proj.weight"}},
@@ -41,6 +43,7 @@ static const struct param params[] = {
     {ROLE_MLP_NORM, true, MIXTURE_NONE, "post_attention_layernorm", NULL,
      {"post_attention_layernorm.weight"}},
     {ROLE_MLP_NORM, true, MIXTURE_NONE, GEMMA_NORM, NULL, {GEMMA_NORM ".weight"}},
+    {ROLE_MLP_NORM, true, MIXTURE_NONE, GEMMA_POST_NORM, NULL, {GEMMA_POST_NORM ".weight"}},
 
     {ROLE_GATE_UP, true, MIXTURE_NONE, GATE_UP, NULL,
      {"mlp.gate_proj.weight", "mlp.up_proj.weight"}},
@@ -74,6 +77,12 @@ static const struct param params[] = {
      {MIXTRAL "w1.weight", MIXTRAL "w3.weight"}},
     {ROLE_ROUTER, true, MIXTURE_MIXTRAL, "mlp.gate", NULL, {"block_sparse_moe.gate.weight"}},
     {ROLE_DOWN, true, MIXTURE_MIXTRAL, QWEN "down_proj", DOWN, {MIXTRAL "w2.weight"}},
+    {ROLE_GATE_UP, true, MIXTURE_MINIMAX, QWEN "gate_up_proj", GATE_UP,
+     {MIXTRAL "w1.weight", MIXTRAL "w3.weight"}},
+    {ROLE_ROUTER, true, MIXTURE_MINIMAX, "mlp.gate", NULL, {"block_sparse_moe.gate.weight"}},
+    {ROLE_CORRECTION, true, MIXTURE_MINIMAX, "mlp.gate.correction", NULL,
+     {"block_sparse_moe.e_score_correction_bias"}},
+    {ROLE_DOWN, true, MIXTURE_MINIMAX, QWEN "down_proj", DOWN, {MIXTRAL "w2.weight"}},
     {ROLE_GATE_UP, true, MIXTURE_GPT_OSS, QWEN "gate_up_proj", GATE_UP,
      {GPT_OSS "gate_up_proj_blocks"}},
     {ROLE_GATE_UP_BIAS, true, MIXTURE_GPT_OSS, GPT_OSS "gate_up_proj.bias", NULL,
@@ -101,18 +110,26 @@ static bool is_beside(enum role role)
            param_is_bias(role);
 }
 
-/* Of the norms around the MLP, and of those behind attention and MLP: some have the name that
- * others have elsewhere. */
+static bool is_norm(enum role role)
+{
+    return role == ROLE_ATTN_NORM || role == ROLE_MLP_NORM || param_is_post_norm(role);
+}
+
+/* Of a layer's norms: some have the name that others have elsewhere. */
 static bool has_norm(const struct model_config *m, const struct param *p)
 {
-    static const char *const names[][3] = {
-        [POST_NORMS_NONE] = {NULL, "post_attention_layernorm", NULL},
-        [POST_NORMS_GEMMA] = {"post_attention_layernorm", GEMMA_NORM, GEMMA_POST_NORM},
-        [POST_NORMS_GLM4] = {GLM4_ATTN_NORM, "post_attention_layernorm", GLM4_MLP_NORM},
+    static const char *const names[][4] = {
+        [POST_NORMS_NONE] = {"input_layernorm", NULL, "post_attention_layernorm", NULL},
+        [POST_NORMS_GEMMA] = {"input_layernorm", "post_attention_layernorm", GEMMA_NORM,
+                              GEMMA_POST_NORM},
+        [POST_NORMS_GLM4] = {"input_layernorm", GLM4_ATTN_NORM, "post_attention_layernorm",
+                             GLM4_MLP_NORM},
+        [POST_NORMS_OLMO] = {"post_attention_layernorm", NULL, GEMMA_POST_NORM, NULL},
     };
-    const char *name = names[m->post_norms][p->role == ROLE_ATTN_POST_NORM ? 0
-                                            : p->role == ROLE_MLP_NORM     ? 1
-                                                                           : 2];
+    const char *name = names[m->post_norms][p->role == ROLE_ATTN_NORM        ? 0
+                                            : p->role == ROLE_ATTN_POST_NORM ? 1
+                                            : p->role == ROLE_MLP_NORM       ? 2
+                                                                             : 3];
     return name && strcmp(p->name, name) == 0;
 }
 
@@ -137,7 +154,7 @@ static bool has_param(const struct model_config *m, const struct param *p)
         return param_is_fused(p) == m->fused_qkv;
     if (p->role == ROLE_GATE_UP && !param_in_turns(m))
         return param_is_fused(p) == m->fused_gate_up;
-    if (param_is_post_norm(p->role) || p->role == ROLE_MLP_NORM)
+    if (is_norm(p->role))
         return has_norm(m, p);
     return true;
 }

@@ -219,6 +219,10 @@ static void fill_vector(const struct layout *l, const struct model_config *m, co
         add_elements(w, p->tensors[0], at, m->heads * dh, scaled(l->heads, dh));
         add_elements(w, p->tensors[1], at, m->kv_heads * dh, scaled(l->kv_heads, dh));
         add_elements(w, p->tensors[2], at, m->kv_heads * dh, scaled(l->kv_heads, dh));
+    } else if (p->role == ROLE_Q_NORM && m->joint_norm) {
+        add_elements(w, p->tensors[0], at, m->heads * dh, scaled(l->heads, dh));
+    } else if (p->role == ROLE_K_NORM && m->joint_norm) {
+        add_elements(w, p->tensors[0], at, m->kv_heads * dh, scaled(l->kv_heads, dh));
     } else if (p->role == ROLE_SINKS) {
         add_elements(w, p->tensors[0], at, m->heads, l->heads);
     } else if (p->role == ROLE_GATE_UP_BIAS || p->role == ROLE_DOWN_BIAS) {

@@ -11,11 +11,12 @@
 
 struct layer {
     struct parallel_weight qkv, o, gate_up, down;
-    const float *attn_norm, *mlp_norm, *o_bias; /* of the last NULL: none */
+    const float *attn_norm, *mlp_norm, *o_bias; /* NULL: none */
     struct {                                    /* of what attention and MLP make */
         const float *attn, *mlp;                /* NULL: none */
     } post_norm;
     struct qkv_rules rules;
+    struct joint_norm joint; /* instead of norms in the rules; heads 0: none */
     struct attention attention;
     struct kv_group_place kv;
     const float *rope; /* the model's, or its local one */
@@ -261,6 +262,48 @@ static void bind_attention(const struct model *m, const struct model_parts *p, i
     l->rotary = model_config_turns(cfg, layer) ? cfg->rotary_dim : 0;
 }
 
+/* Norms of q and k: of each head, or of those of all ranks together. */
+static void bind_rules(const struct model *m, const struct model_parts *p, int32_t layer,
+                       struct layer *l)
+{
+    const struct model_config *cfg = m->config;
+    const struct span heads = p->layout->heads, kv = p->layout->kv_heads;
+    const float *q = vector_of(p, ROLE_Q_NORM, layer), *k = vector_of(p, ROLE_K_NORM, layer);
+    l->rules = (struct qkv_rules){.bias = vector_of(p, ROLE_QKV_BIAS, layer),
+                                  .eps = cfg->norm_eps,
+                                  .interleaved = cfg->interleaved};
+    if (cfg->joint_norm) {
+        const bool shared = heads.begin > kv.begin * (cfg->heads / cfg->kv_heads);
+        l->joint = (struct joint_norm){cfg->heads,
+                                       cfg->kv_heads,
+                                       (int32_t)heads.begin,
+                                       (int32_t)kv.begin,
+                                       shared && span_len(heads) > 0,
+                                       q,
+                                       k,
+                                       cfg->norm_eps};
+    } else {
+        l->rules.q_norm = q;
+        l->rules.k_norm = k;
+    }
+}
+
+static void bind_norms(const struct model *m, const struct model_parts *p, int32_t layer,
+                       struct layer *l)
+{
+    const float *attn = vector_of(p, ROLE_ATTN_NORM, layer);
+    const float *mlp = vector_of(p, ROLE_MLP_NORM, layer);
+    if (m->config->post_norms == POST_NORMS_OLMO) {
+        l->post_norm.attn = attn;
+        l->post_norm.mlp = mlp;
+    } else {
+        l->attn_norm = attn;
+        l->mlp_norm = mlp;
+        l->post_norm.attn = vector_of(p, ROLE_ATTN_POST_NORM, layer);
+        l->post_norm.mlp = vector_of(p, ROLE_MLP_POST_NORM, layer);
+    }
+}
+
 static enum status bind_weights(struct model *m, const struct model_parts *p, struct err *err)
 {
     enum status st = OK;
@@ -272,15 +315,10 @@ static enum status bind_weights(struct model *m, const struct model_parts *p, st
     m->final_norm = vector_of(p, ROLE_FINAL_NORM, -1);
     for (int32_t i = 0; i < m->config->layers; i++) {
         struct layer *l = &m->layers[i];
-        l->attn_norm = vector_of(p, ROLE_ATTN_NORM, i);
-        l->mlp_norm = vector_of(p, ROLE_MLP_NORM, i);
-        l->post_norm.attn = vector_of(p, ROLE_ATTN_POST_NORM, i);
-        l->post_norm.mlp = vector_of(p, ROLE_MLP_POST_NORM, i);
+        bind_norms(m, p, i, l);
         l->o_bias = vector_of(p, ROLE_O_BIAS, i);
         bind_attention(m, p, i, l);
-        l->rules = (struct qkv_rules){vector_of(p, ROLE_QKV_BIAS, i), vector_of(p, ROLE_Q_NORM, i),
-                                      vector_of(p, ROLE_K_NORM, i), m->config->norm_eps,
-                                      m->config->interleaved};
+        bind_rules(m, p, i, l);
         TRY(bind_linear(m, p, ROLE_QKV, i, &l->qkv, err));
         TRY(bind_linear(m, p, ROLE_O, i, &l->o, err));
         TRY(bind_mlp(m, p, i, err));
@@ -427,6 +465,8 @@ static enum status layer_forward(struct model *m, const struct layer *l, const s
     struct view qkv, attn, delta;
 
     TRY(parallel_linear(p, &qkv, cview_of(*n), l->qkv, err));
+    if (l->joint.heads > 0)
+        TRY(parallel_joint_norm(p, &qkv, &l->joint, &m->heads, err));
     attn = parallel_input(p, l->o);
     TRY(backend_rope_attend(m->b, attn, qkv, &l->rules, rope, &m->heads, &l->attention, rows, m->kv,
                             l->kv.layer, err));

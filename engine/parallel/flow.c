@@ -102,8 +102,10 @@ out:
     return st;
 }
 
-/* One axis after the other, the innermost first. */
-static enum status route_sums(const struct course *r, const struct spread *rest, struct route *out)
+/* Of what the ranks have to add of their columns of `rest`: one axis after the other, the innermost
+ * first. */
+static enum status route_sums(const struct course *r, struct extent cols, const struct spread *rest,
+                              struct route *out)
 {
     enum status st = OK;
     struct spread at = *rest;
@@ -114,7 +116,7 @@ static enum status route_sums(const struct course *r, const struct spread *rest,
     *out = (struct route){.from = at};
     for (int32_t i = rest->count[SPREAD_COLS] - 1; i >= 0; i--) {
         const struct spread next = spread_copy(at, rest->axis[SPREAD_COLS][i]);
-        TRY(route(r, columns(1, 1), at, next, &step));
+        TRY(route(r, cols, at, next, &step));
         CHECK(out->count + step.count <= REDISTRIBUTE_MOVES_MAX);
         memcpy(out->move + out->count, step.move, (size_t)step.count * sizeof *step.move);
         out->count += step.count;
@@ -178,7 +180,7 @@ static enum status open_phase(struct flow *f, const struct model_config *m, enum
     else
         TRY(linear(&few, head, &c[PLAN_HEAD], p->rest, f->logits));
 
-    TRY(route_sums(&r, &p->rest, &p->sums));
+    TRY(route_sums(&r, columns(1, 1), &p->rest, &p->sums));
 out:
     return st;
 }
@@ -215,6 +217,15 @@ static enum status open_logits(struct flow *f, const struct model_config *m, str
         if (spread_along(&f->logits, axis, &dim, &place) == SPREAD_COPY)
             f->logits = spread_shard(f->logits, SPREAD_COLS, axis);
     return route(&r, columns(m->vocab, 1), f->logits, whole, &f->whole);
+}
+
+static enum status open_joint(struct flow *f, const struct model_config *m, struct err *err)
+{
+    const struct course r = {f, typical_rows[PLAN_DECODE], err};
+    if (!m->joint_norm)
+        return OK;
+    f->joint.heads = columns((int64_t)m->heads + m->kv_heads, 1);
+    return route_sums(&r, f->joint.heads, &f->attention, &f->joint.sums);
 }
 
 /* ---- weights ---- */
@@ -365,19 +376,14 @@ static uint64_t linear_bytes(const struct flow *f, enum plan_phase phase, enum p
            (l->gathered ? flow_gathered_bytes(f, part, rank) : 0);
 }
 
-/* Norms of a layer. */
-static int32_t norms(const struct flow *f)
-{
-    return f->post_norms ? 4 : 2;
-}
-
 uint64_t flow_layer_bytes(const struct flow *f, enum plan_phase phase, int32_t rows, int32_t rank)
 {
     return linear_bytes(f, phase, PLAN_QKV, rows, rank) +
            linear_bytes(f, phase, PLAN_O, rows, rank) +
            linear_bytes(f, phase, PLAN_GATE_UP, rows, rank) +
            linear_bytes(f, phase, PLAN_DOWN, rows, rank) +
-           (uint64_t)norms(f) * route_bytes(f, &f->phase[phase].sums, rows, columns(1, 1), rank);
+           (uint64_t)f->norms * route_bytes(f, &f->phase[phase].sums, rows, columns(1, 1), rank) +
+           route_bytes(f, &f->joint.sums, rows, f->joint.heads, rank);
 }
 
 uint64_t flow_ends_bytes(const struct flow *f, enum plan_phase phase, int32_t rows, int32_t samples,
@@ -441,7 +447,7 @@ int32_t flow_meetings(const struct flow *f, enum plan_phase phase)
 {
     static const enum plan_part parts[] = {PLAN_QKV, PLAN_O, PLAN_GATE_UP, PLAN_DOWN};
     const struct flow_phase *p = &f->phase[phase];
-    int32_t n = norms(f) * route_meetings(&p->sums);
+    int32_t n = f->norms * route_meetings(&p->sums) + route_meetings(&f->joint.sums);
     for (size_t i = 0; i < ARRAY_LEN(parts); i++) {
         const struct flow_linear *l = &p->linear[parts[i]];
         const int32_t q = f->mesh.axis[f->choice[parts[i]].weight.axis[SPREAD_COLS][0]].size;
@@ -567,10 +573,12 @@ enum status flow_open(const struct plan *plan, const struct model_config *m,
     f->tied = m->tied;
     f->pooling = m->pooling;
     f->post_norms = m->post_norms != POST_NORMS_NONE;
+    f->norms = f->post_norms && m->post_norms != POST_NORMS_OLMO ? 4 : 2;
     f->o_bias = m->o_bias;
     f->scaled = m->residual_scale != 1;
     f->ops = ops;
     TRY(cut_qkv(f, m, &qkv, err));
+    TRY(open_joint(f, m, err));
     if (!f->pooling)
         TRY(open_logits(f, m, err));
     for (int32_t phase = 0; phase < PLAN_PHASES; phase++)

@@ -43,6 +43,10 @@ struct flow {
     struct route whole;           /* from there to all columns on every rank */
     struct spread attention, mlp; /* mlp: gate/up's output, columns of both side by side */
     int64_t *qkv_cut;             /* owned; columns of QKV at the finest cut */
+    struct {
+        struct extent heads; /* of q and of k behind them; units 0: there are no joint norms */
+        struct route sums; /* adds squares of heads, of which each is some rank's, others' zeros */
+    } joint;
     struct extent hidden;
     enum dtype dtype; /* of the weights */
     struct quant_config quant;
@@ -50,6 +54,7 @@ struct flow {
                                              a row, one after the other */
     bool tied;                            /* head and embedding are one weight */
     bool pooling;                         /* the head is no product */
+    int32_t norms;                        /* of a layer */
     bool post_norms;                      /* parallel_post_norm, twice in a layer */
     bool o_bias;                          /* parallel_bias, and of a mixture that of its sum */
     bool scaled;                          /* parallel_scale, twice in a layer */

@@ -271,6 +271,26 @@ out:
     return st;
 }
 
+enum status parallel_joint_norm(struct parallel *p, struct view *qkv, const struct joint_norm *norm,
+                                const struct heads *h, struct err *err)
+{
+    enum status st = OK;
+    const struct flow *f = p->flow;
+    const struct route *sums = &f->joint.sums;
+    const struct matrix m = of_step(p, f->joint.heads);
+    struct view squares = part_of(p, &m, &sums->from, source(p, sums, p->squares)), all;
+    if (p->now->linear[PLAN_QKV].after.count > 0) {
+        p->b->ops->copy(p->b, p->qkv, (size_t)qkv->cols, qkv->data, (size_t)qkv->cols, qkv->rows,
+                        qkv->cols);
+        qkv->data = p->qkv;
+    }
+    TRY(backend_joint_squares(p->b, squares, cview_of(*qkv), norm, h, err));
+    TRY(move(p, &m, sums, squares.data, &all, err));
+    TRY(backend_joint_scale(p->b, *qkv, cview_of(all), norm, h, err));
+out:
+    return st;
+}
+
 /* The sum over the ranks, x += it, and the norm, in one go. */
 static enum status sum_and_norm(struct parallel *p, struct view n, struct view x,
                                 struct cview delta, const float *gain, float eps, struct err *err)
@@ -291,6 +311,15 @@ static bool fuses(struct parallel *p, struct parallel_weight w, int32_t rows,
            p->b->ops->linear_fuses(p->b, w.local, rows, f);
 }
 
+/* x += delta, and that is what the next product takes. */
+static enum status take_as_is(struct parallel *p, struct view *n, struct view x, struct cview delta,
+                              struct err *err)
+{
+    CHECK(!p->due);
+    *n = x;
+    return delta.data ? backend_add(p->b, x, delta, err) : OK;
+}
+
 enum status parallel_norm(struct parallel *p, struct view *n, struct view x, struct cview delta,
                           const float *gain, float eps, struct parallel_weight next,
                           struct err *err)
@@ -298,6 +327,8 @@ enum status parallel_norm(struct parallel *p, struct view *n, struct view x, str
     enum status st = OK;
     const struct linear_fusion norm = {.gain = gain, .eps = eps};
     struct view sums;
+    if (!gain)
+        return take_as_is(p, n, x, delta, err);
     if (!delta.data && !is_split(p) && next.part != PLAN_HEAD && fuses(p, next, x.rows, &norm)) {
         p->owed = norm;
         *n = x;
@@ -348,7 +379,8 @@ static enum dtype product_type(struct parallel *p, int32_t rows, struct parallel
     const struct flow_linear *l = &p->now->linear[w.part];
     const bool stays = l->after.count == 0 && !l->summa && !l->gathered;
     const bool added = w.part == PLAN_O || w.part == PLAN_DOWN;
-    if (!stays || f->mixture.experts > 0 || w.part == PLAN_HEAD ||
+    const bool joint = f->joint.heads.units > 0 && w.part == PLAN_QKV;
+    if (!stays || f->mixture.experts > 0 || w.part == PLAN_HEAD || joint ||
         (w.part == PLAN_GATE_UP && blocks_of(p, l) > 1) ||
         (added && (parallel_makes_delta(f) || is_split(p))))
         return DTYPE_F32;

@@ -72,10 +72,14 @@ enum status parallel_scale(struct parallel *p, struct view *delta, float by,
  * until the next linear or norm. */
 enum status parallel_post_norm(struct parallel *p, struct view *delta, const float *gain, float eps,
                                struct err *err) MUST_USE;
+/* *qkv, the result of parallel_linear, gets norms over all heads of all ranks. Valid until the next
+ * linear or norm. */
+enum status parallel_joint_norm(struct parallel *p, struct view *qkv, const struct joint_norm *norm,
+                                const struct heads *h, struct err *err) MUST_USE;
 /* x += delta when it has data; *n = rmsnorm(x) over whole rows, as the product with `next` takes it
  * (parallel_input); of the head, F32. gain: of all columns. delta: what the last linear, bias or
  * norm of a product has made. *n may be x as it is: then that product makes the norm, too, which
- * has to be the next thing that happens. */
+ * has to be the next thing that happens. Without a gain there is no norm, and *n is x. */
 enum status parallel_norm(struct parallel *p, struct view *n, struct view x, struct cview delta,
                           const float *gain, float eps, struct parallel_weight next,
                           struct err *err) MUST_USE;

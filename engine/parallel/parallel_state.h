@@ -26,7 +26,9 @@ struct parallel {
 
     void *memory; /* all of the following */
     float *input, *product, *sampled, *sums, *gate_up, *act;
-    float *delta;  /* of parallel_post_norm */
+    float *delta; /* of parallel_post_norm */
+    float *squares,
+        *qkv;      /* of joint norms; qkv where it has moved, since sums would overwrite it */
     float *router; /* [rows, backend_route_logits] */
     struct routing routing;
 };
@@ -40,7 +42,7 @@ static inline bool parallel_makes_delta(const struct flow *f)
 /* But for the corrections, which each layer has. */
 static inline struct routing_rules parallel_rules(const struct mixture_config *x)
 {
-    return (struct routing_rules){.sigmoid = x->kind == MIXTURE_GLM,
+    return (struct routing_rules){.sigmoid = x->kind == MIXTURE_GLM || x->kind == MIXTURE_MINIMAX,
                                   .among = x->among,
                                   .scale = x->scale,
                                   .shared = x->shared,

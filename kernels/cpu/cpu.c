@@ -93,7 +93,8 @@ static void cpu_parallel(struct backend *b, int64_t count, int64_t grain,
         .linear_out = host_memory_linear_type, .add_bias = rowops_add_bias,                        \
         .expert_bias = rowops_expert_bias, .expert_bias_sum = rowops_expert_bias_sum,              \
         .rmsnorm = rowops_rmsnorm, .add_rmsnorm = rowops_add_rmsnorm,                              \
-        .square_sum = rowops_square_sum, .rms_scale = rowops_rms_scale,                            \
+        .square_sum = rowops_square_sum, .rms_scale = rowops_rms_scale, .add = rowops_add,         \
+        .joint_squares = rowops_joint_squares, .joint_scale = rowops_joint_scale,                  \
         .rope_table = rowops_rope_table, .rope_kv = attend_rope_kv, .attend = attend_run,          \
         .act_mul = rowops_act_mul, .scale = rowops_scale, .softcap = rowops_softcap,               \
         .select = rowops_select, .copy = rowops_copy, .sum_tree = rowops_sum_tree,                 \

@@ -142,6 +142,22 @@ void rowops_square_sum(struct backend *b, float *sums, struct view x, struct cvi
     pool_run(c->pool, x.rows, grain(x.cols), square_rows, &j);
 }
 
+static void add_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
+{
+    const struct split_norm_job *j = arg;
+    (void)worker;
+    for (int64_t t = begin; t < end; t++)
+        j->isa->add(j->sum + (size_t)t * (size_t)j->cols, j->delta + (size_t)t * (size_t)j->cols,
+                    j->cols);
+}
+
+void rowops_add(struct backend *b, struct view x, struct cview delta)
+{
+    struct cpu_backend *c = cpu_of(b);
+    struct split_norm_job j = {.isa = c->isa, .sum = x.data, .delta = delta.data, .cols = x.cols};
+    pool_run(c->pool, x.rows, grain(x.cols), add_rows, &j);
+}
+
 static void scale_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
 {
     const struct split_norm_job *j = arg;
@@ -166,6 +182,74 @@ void rowops_rms_scale(struct backend *b, struct view y, struct cview x, const fl
                                .cols = x.cols,
                                .width = width};
     pool_run(c->pool, x.rows, grain(x.cols), scale_rows, &j);
+}
+
+/* ---- norms of all heads together ---- */
+
+struct joint_job {
+    const struct cpu_isa *isa;
+    const struct joint_norm *n;
+    const struct heads *h;
+    float *qkv, *squares;
+    int32_t cols, width; /* of them */
+};
+
+static void joint_square_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
+{
+    const struct joint_job *j = arg;
+    const int32_t dim = j->h->head_dim, heads = j->h->heads, all = heads + j->h->kv_heads;
+    (void)worker;
+    for (int64_t t = begin; t < end; t++) {
+        const float *x = j->qkv + (size_t)t * (size_t)j->cols;
+        float *of_head = j->squares + (size_t)t * (size_t)j->width;
+        float *of_q = of_head + j->n->first, *of_k = of_head + j->n->heads + j->n->first_kv;
+        memset(of_head, 0, (size_t)j->width * sizeof *of_head);
+        for (int32_t i = 0; i < all; i++, x += dim)
+            if (!(j->n->shared && i == heads))
+                *(i < heads ? of_q + i : of_k + i - heads) = j->isa->sum_squares(x, dim);
+    }
+}
+
+/* The factor of the norm of so many heads with these squares. */
+static float joint_factor(const float *squares, int32_t heads, int32_t dim, float eps)
+{
+    float sum = 0;
+    for (int32_t i = 0; i < heads; i++)
+        sum += squares[i];
+    return 1.0f / sqrtf(sum / ((float)heads * (float)dim) + eps);
+}
+
+static void joint_scale_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
+{
+    const struct joint_job *j = arg;
+    const struct joint_norm *n = j->n;
+    const int32_t dim = j->h->head_dim, q = j->h->heads * dim, k = j->h->kv_heads * dim;
+    (void)worker;
+    for (int64_t t = begin; t < end; t++) {
+        float *x = j->qkv + (size_t)t * (size_t)j->cols;
+        const float *of_head = j->squares + (size_t)t * (size_t)j->width;
+        j->isa->norm(x, x, n->q_gain, joint_factor(of_head, n->heads, dim, n->eps), q);
+        j->isa->norm(x + q, x + q, n->k_gain,
+                     joint_factor(of_head + n->heads, n->kv_heads, dim, n->eps), k);
+    }
+}
+
+void rowops_joint_squares(struct backend *b, struct view squares, struct cview qkv,
+                          const struct joint_norm *n, const struct heads *h)
+{
+    struct cpu_backend *c = cpu_of(b);
+    struct joint_job j = {c->isa,       n,        h,           (float *)(uintptr_t)qkv.data,
+                          squares.data, qkv.cols, squares.cols};
+    pool_run(c->pool, qkv.rows, grain(qkv.cols), joint_square_rows, &j);
+}
+
+void rowops_joint_scale(struct backend *b, struct view qkv, struct cview squares,
+                        const struct joint_norm *n, const struct heads *h)
+{
+    struct cpu_backend *c = cpu_of(b);
+    struct joint_job j = {c->isa,   n,           h, qkv.data, (float *)(uintptr_t)squares.data,
+                          qkv.cols, squares.cols};
+    pool_run(c->pool, qkv.rows, grain(qkv.cols), joint_scale_rows, &j);
 }
 
 /* ---- biases ---- */

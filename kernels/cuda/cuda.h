@@ -239,6 +239,11 @@ void rowops_square_sum(struct backend *b, float *sums, struct view x, struct cvi
                        struct pieces pieces);
 void rowops_rms_scale(struct backend *b, struct view y, struct cview x, const float *sums,
                       int32_t width, const float *gain, float eps);
+void rowops_add(struct backend *b, struct view x, struct cview delta);
+void rowops_joint_squares(struct backend *b, struct view squares, struct cview qkv,
+                          const struct joint_norm *n, const struct heads *h);
+void rowops_joint_scale(struct backend *b, struct view qkv, struct cview squares,
+                        const struct joint_norm *n, const struct heads *h);
 void rowops_scale(struct backend *b, struct view y, struct cview x, float by);
 void rowops_softcap(struct backend *b, struct view x, float cap);
 void rowops_select(struct backend *b, struct view y, struct cview x, const int32_t *index);

@@ -451,7 +451,83 @@ void rowops_rms_scale(struct backend *b, struct view y, struct cview x, const fl
                (const float *)x.data, sums, (float)width, gain, eps, x.cols);
 }
 
+/* ---- norms of all heads together ---- */
+
+/* Block (row, head of all ranks' q and k), of one warp. */
+__global__ void joint_squares_kernel(float *squares, const float *qkv, struct joint_norm n,
+                                     int32_t heads, int32_t kv_heads, int32_t dim)
+{
+    const int32_t head = (int32_t)blockIdx.y, kv = head - n.heads - n.first_kv;
+    const bool of_k = head >= n.heads;
+    const int32_t own = of_k ? kv : head - n.first;
+    const bool mine = own >= (of_k && n.shared ? 1 : 0) && own < (of_k ? kv_heads : heads);
+    const int64_t at =
+        ((int64_t)blockIdx.x * (heads + 2 * kv_heads) + (of_k ? heads : 0) + own) * (int64_t)dim;
+    float sum = 0;
+    launch_release();
+    for (int32_t i = (int32_t)threadIdx.x; mine && i < dim; i += WARP)
+        sum = fmaf(qkv[at + i], qkv[at + i], sum);
+    sum = reduce_lanes<WARP>(sum, plus());
+    if (threadIdx.x == 0)
+        squares[(int64_t)blockIdx.x * gridDim.y + blockIdx.y] = sum;
+}
+
+/* Block (row, head of this rank's q and k). */
+__global__ void joint_scale_kernel(float *qkv, const float *squares, struct joint_norm n,
+                                   int32_t heads, int32_t kv_heads, int32_t dim)
+{
+    const int32_t head = (int32_t)blockIdx.y;
+    const bool of_k = head >= heads;
+    const int32_t all = of_k ? n.kv_heads : n.heads;
+    const float *gain = of_k ? n.k_gain + (int64_t)(head - heads) * dim : n.q_gain + head * dim;
+    const float *of_head =
+        squares + (int64_t)blockIdx.x * (n.heads + n.kv_heads) + (of_k ? n.heads : 0);
+    float *x = qkv + ((int64_t)blockIdx.x * (heads + 2 * kv_heads) + head) * dim;
+    float sum = 0;
+    launch_release();
+    for (int32_t i = 0; i < all; i++)
+        sum += of_head[i];
+    const float scale = 1 / sqrtf(sum / ((float)all * (float)dim) + n.eps);
+    for (int32_t i = (int32_t)threadIdx.x; i < dim; i += (int32_t)blockDim.x)
+        x[i] = x[i] * scale * gain[i];
+}
+
+void rowops_joint_squares(struct backend *b, struct view squares, struct cview qkv,
+                          const struct joint_norm *n, const struct heads *h)
+{
+    if (squares.rows > 0)
+        LAUNCH(cuda_of(b), joint_squares_kernel,
+               dim3((unsigned)squares.rows, (unsigned)squares.cols), WARP, 0, (float *)squares.data,
+               (const float *)qkv.data, *n, h->heads, h->kv_heads, h->head_dim);
+}
+
+void rowops_joint_scale(struct backend *b, struct view qkv, struct cview squares,
+                        const struct joint_norm *n, const struct heads *h)
+{
+    const int32_t normed = h->heads + h->kv_heads;
+    if (qkv.rows > 0 && normed > 0)
+        LAUNCH(cuda_of(b), joint_scale_kernel, dim3((unsigned)qkv.rows, (unsigned)normed), WARP, 0,
+               (float *)qkv.data, (const float *)squares.data, *n, h->heads, h->kv_heads,
+               h->head_dim);
+}
+
 /* ---- element-wise ---- */
+
+__global__ void add_kernel(float *x, const float *delta, int64_t n)
+{
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    launch_release();
+    if (i < n)
+        x[i] += delta[i];
+}
+
+void rowops_add(struct backend *b, struct view x, struct cview delta)
+{
+    const int64_t n = (int64_t)x.rows * x.cols;
+    if (n > 0)
+        LAUNCH(cuda_of(b), add_kernel, blocks_for((size_t)n, THREADS), THREADS, 0, (float *)x.data,
+               (const float *)delta.data, n);
+}
 
 __global__ void scale_kernel(float *y, const float *x, float by, int64_t n)
 {

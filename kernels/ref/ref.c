@@ -424,6 +424,53 @@ static void rms_scale(struct backend *b, struct view y, struct cview x, const fl
     }
 }
 
+static void add(struct backend *b, struct view x, struct cview delta)
+{
+    (void)b;
+    for (int32_t t = 0; t < x.rows; t++)
+        for (int32_t i = 0; i < x.cols; i++)
+            *cell(x, t, i) += at(delta, t, i);
+}
+
+static void joint_squares(struct backend *b, struct view squares, struct cview qkv,
+                          const struct joint_norm *n, const struct heads *h)
+{
+    (void)b;
+    for (int32_t t = 0; t < qkv.rows; t++) {
+        for (int32_t i = 0; i < squares.cols; i++)
+            *cell(squares, t, i) = 0;
+        for (int32_t i = 0; i < h->heads + h->kv_heads; i++) {
+            const bool of_k = i >= h->heads;
+            const int32_t to = of_k ? n->heads + n->first_kv + i - h->heads : n->first + i;
+            double sum = 0;
+            for (int32_t e = 0; e < h->head_dim; e++) {
+                const double x = (double)at(qkv, t, i * h->head_dim + e);
+                sum += x * x;
+            }
+            if (!(n->shared && i == h->heads))
+                *cell(squares, t, to) = (float)sum;
+        }
+    }
+}
+
+static void joint_scale(struct backend *b, struct view qkv, struct cview squares,
+                        const struct joint_norm *n, const struct heads *h)
+{
+    (void)b;
+    const int32_t dim = h->head_dim, q = h->heads * dim, k = h->kv_heads * dim;
+    for (int32_t t = 0; t < qkv.rows; t++) {
+        double of_q = 0, of_k = 0;
+        for (int32_t i = 0; i < squares.cols; i++)
+            *(i < n->heads ? &of_q : &of_k) += (double)at(squares, t, i);
+        of_q = 1 / sqrt(of_q / n->heads / dim + (double)n->eps);
+        of_k = 1 / sqrt(of_k / n->kv_heads / dim + (double)n->eps);
+        for (int32_t i = 0; i < q + k; i++) {
+            const double by = i < q ? of_q * (double)n->q_gain[i] : of_k * (double)n->k_gain[i - q];
+            *cell(qkv, t, i) = (float)((double)at(cview_of(qkv), t, i) * by);
+        }
+    }
+}
+
 static void rope_table(struct backend *b, struct view table, const int32_t *position,
                        const float *inv_freq, float scale)
 {
@@ -648,6 +695,9 @@ const struct backend_ops ref_ops = {
     .add_rmsnorm = add_rmsnorm,
     .square_sum = square_sum,
     .rms_scale = rms_scale,
+    .add = add,
+    .joint_squares = joint_squares,
+    .joint_scale = joint_scale,
     .rope_table = rope_table,
     .rope_kv = rope_kv,
     .attend = attend,
