@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """An independent float64 forward pass of a Llama, Mistral, Mixtral, SmolLM3, Seed-OSS, ERNIE
-4.5, GLM-4, Granite, Phi-3, Qwen, Gemma or gpt-oss checkpoint, in numpy.
+4.5, GLM-4, Granite, Phi-3, Qwen, Gemma, gpt-oss, OLMo or MiniMax-M2 checkpoint, in numpy.
 
     llama_numpy.py DIR --ids 5,6,7 [--greedy N]    the next token's top logits, or N greedy tokens
     llama_numpy.py --check DIR [DIR ...]           compare with each DIR's golden.safetensors
@@ -33,13 +33,19 @@ GAP_TOLERANCE = 1e-4
 GEMMA = ("gemma", "gemma2", "gemma3_text")
 GLM = ("glm", "glm4")
 HALVES = (*GLM, "glm4_moe")  # whose heads turn by half, if nothing else is said
-PLAIN = ("ernie4_5", *GLM, "granite", "llama", "mistral", "phi3", "qwen2", "qwen3", "seed_oss",
-         "smollm3")
-MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss")
-BIASES = (*GLM, "glm4_moe", "gpt_oss", "granite", "seed_oss",
+OLMO = ("olmo2", "olmo3", "olmoe")
+PLAIN = ("ernie4_5", *GLM, "granite", "llama", "mistral", "olmo2", "olmo3", "phi3", "qwen2",
+         "qwen3", "seed_oss", "smollm3")
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss", "olmoe", "minimax_m2")
+BIASES = (*GLM, "glm4_moe", "gpt_oss", "granite", *OLMO, "seed_oss",
           "smollm3")  # whose attention_bias may be true
-THETAS = {"ernie4_5": 500000.0, "gemma3_text": 1000000.0, "smollm3": 2000000.0}
-EPSILONS = {"ernie4_5": 1e-5, "glm": 1.5625e-7, "glm4": 1.5625e-7}
+NO_WINDOWS = ("llama", "gemma", "granite", "seed_oss", "ernie4_5", "glm4_moe", "minimax_m2",
+              "olmo2", "olmoe", *GLM)
+TWO_ROTATIONS = ("gemma3_text", "olmo3")  # one of the layers with a window
+THETAS = {"ernie4_5": 500000.0, "gemma3_text": 1000000.0, "minimax_m2": 5000000.0,
+          "olmo3": 500000.0, "smollm3": 2000000.0}
+EPSILONS = {"ernie4_5": 1e-5, "glm": 1.5625e-7, "glm4": 1.5625e-7, **dict.fromkeys(OLMO, 1e-5)}
+HEAD_DIMS = {"gemma": 256, "gemma2": 256, "gemma3_text": 256, "minimax_m2": 128}
 GEMMA_NORMS = ("post_attention_layernorm", "pre_feedforward_layernorm",
                "post_feedforward_layernorm")
 GLM4_NORMS = ("post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
@@ -66,7 +72,7 @@ class Config(typing.NamedTuple):
     tied: bool
     theta: float
     scaling: dict  # {"rope_type": "default"}, or the parameters of another
-    local: tuple  # Gemma 3: theta and scaling of the layers with a window; else those above
+    local: tuple  # theta and scaling of the layers with a window, if not those above
     windows: list  # of each layer: how many of the latest positions it sees; 0: all
     turns: list  # of each layer: whether its queries and keys turn
     chosen: int  # experts of a token; 0: no mixture
@@ -200,15 +206,15 @@ def windows_of(raw):
     window = raw.get("sliding_window", None if kind in ("mixtral", "phi3", "smollm3") else
                      128 if kind == "gpt_oss" else 4096) or 0
     may_slide = "qwen" not in kind and kind != "smollm3" or raw.get("use_sliding_window")
-    if (kind in ("llama", "gemma", "granite", "seed_oss", "ernie4_5", "glm4_moe", *GLM)
-            or not may_slide):
+    if kind in NO_WINDOWS or not may_slide:
         window = 0
     if kind in ("mistral", "mixtral", "phi3", "qwen3_moe"):
         slides = [True for _ in layers]
     elif raw.get("layer_types"):
         slides = [given == "sliding_attention" for given in raw["layer_types"]]
-    elif "gemma" in kind or kind == "gpt_oss":
-        pattern = raw.get("sliding_window_pattern", 6) if kind == "gemma3_text" else 2
+    elif "gemma" in kind or kind in ("gpt_oss", "olmo3"):
+        pattern = raw.get("sliding_window_pattern", 6) if kind == "gemma3_text" else \
+            4 if kind == "olmo3" else 2
         slides = [(i + 1) % pattern != 0 for i in layers]
     elif kind == "smollm3":
         slides = [not turns for turns in turns_of(raw)]
@@ -227,14 +233,15 @@ def rotations_of(raw):
                     "context": raw["max_position_embeddings"]}
         return rope.get("rope_theta", theta), {**rope, "rope_type": kind}
 
-    gemma3 = raw["model_type"] == "gemma3_text"
+    two = raw["model_type"] in TWO_ROTATIONS
     theta = raw.get("rope_theta", THETAS.get(raw["model_type"], 10000.0))
     rope = raw.get("rope_parameters") or {}
-    whole = rope.get("full_attention", {}) if gemma3 else rope
+    whole = rope.get("full_attention", {}) if two else rope
     whole = rotation(whole or raw.get("rope_scaling") or {}, theta)
-    if not gemma3:
+    if not two:
         return whole, whole
-    local = raw.get("rope_local_base_freq", 10000.0)
+    # transformers 5 knows no other theta for OLMo 3 here than that of its files; vLLM reads it.
+    local = theta if raw["model_type"] == "olmo3" else raw.get("rope_local_base_freq", 10000.0)
     return whole, rotation(rope.get("sliding_attention", {}), local)
 
 
@@ -274,18 +281,22 @@ def read_config(directory):
         unsupported.append("attn_logit_softcapping")  # transformers does not apply it there
     known = all(one["rope_type"] in ("default", "linear", "llama3", "longrope", "yarn")
                 for one in (scaling, local[1]))
-    partial = scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor",
-                                                           0.5 if kind in HALVES else 1.0))
-    if not known or partial != 1 and kind not in ("phi3", *HALVES):
+    heads = raw["num_attention_heads"]
+    head_dim = raw.get("head_dim") or HEAD_DIMS.get(kind, raw["hidden_size"] // heads)
+    turned = 0.5 if kind in HALVES else 1.0
+    if kind == "minimax_m2":
+        turned = raw.get("rotary_dim", head_dim) / head_dim
+    partial = scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor", turned))
+    if not known or partial != 1 and kind not in ("phi3", "minimax_m2", *HALVES):
         unsupported.append("rope")
     if raw.get("mlp_only_layers") or raw.get("decoder_sparse_step", 1) != 1:
         unsupported.append("layers without experts")
+    if raw.get("clip_qkv") is not None:
+        unsupported.append("clip_qkv")
     if raw.get("n_group", 1) != 1 or raw.get("topk_group", 1) != 1:
         unsupported.append("groups of experts")
     if unsupported:
         raise ValueError(f"{directory}: unsupported in config.json: {', '.join(unsupported)}")
-    heads = raw["num_attention_heads"]
-    head_dim = raw.get("head_dim") or (256 if gemma else raw["hidden_size"] // heads)
     return Config(
         vocab=raw["vocab_size"],
         hidden=raw["hidden_size"],
@@ -303,7 +314,8 @@ def read_config(directory):
         windows=windows_of(raw),
         turns=turns_of(raw),
         chosen=raw["num_experts_per_tok"] if mixture else 0,
-        among=kind in ("mixtral", "gpt_oss") or raw.get("norm_topk_prob", kind == "glm4_moe"),
+        among=kind in ("mixtral", "gpt_oss", "minimax_m2")
+        or raw.get("norm_topk_prob", kind == "glm4_moe"),
         scale=raw.get("routed_scaling_factor", 1.0),
         act=gelu if gemma else silu,
         norm_offset=float(gemma),
@@ -446,7 +458,7 @@ def mixture(config, weights, prefix, y, met):
     gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
     router = f"{where}router" if f"{where}router.weight" in weights else f"{where}gate"
     shares = y @ weights[f"{router}.weight"].T + weights.get(f"{router}.bias", 0.0)
-    corrections = weights.get(f"{router}.e_score_correction_bias")
+    corrections = weights.get(f"{where if mixtral else router + '.'}e_score_correction_bias")
     if corrections is not None:
         shares = sigmoid(shares)
     else:
@@ -483,27 +495,34 @@ def layer(config, weights, prefix, x, rotation, window, stored, met):
     def norm(name, y):
         return rms_norm(y, config.norm_offset + weights[f"{prefix}{name}.weight"], config.eps)
 
-    # Gemma 2 and 3, and GLM-4-0414: names of norms behind attention, before and behind the MLP
-    gemma = f"{prefix}pre_feedforward_layernorm.weight" in weights
-    four = gemma or f"{prefix}post_mlp_layernorm.weight" in weights
+    def joint_or_own(name, y):
+        """A norm as wide as its weight: of all heads together, as OLMo and MiniMax-M2 have it, or
+        of each, as Qwen3 and Gemma 3."""
+        return norm(name, y.reshape(len(x), -1, weights[f"{prefix}{name}.weight"].size))
+
+    # Names of norms behind attention, before and behind the MLP: of Gemma 2 and 3, and GLM-4-0414,
+    # which have all four; of OLMo 2 and 3, which have none before anything
+    behind_only = f"{prefix}input_layernorm.weight" not in weights
+    gemma = f"{prefix}post_feedforward_layernorm.weight" in weights
+    after = gemma or f"{prefix}post_mlp_layernorm.weight" in weights
     behind, before, last = GEMMA_NORMS if gemma else GLM4_NORMS
-    y = norm("input_layernorm", x)
-    q, k, v = (project(f"self_attn.{name}_proj", y).reshape(len(x), -1, config.head_dim)
-               for name in "qkv")
-    if f"{prefix}self_attn.q_norm.weight" in weights:  # Qwen3 and Gemma 3: of each head
-        q, k = norm("self_attn.q_norm", q), norm("self_attn.k_norm", k)
+    y = x if behind_only else norm("input_layernorm", x)
+    q, k, v = (project(f"self_attn.{name}_proj", y) for name in "qkv")
+    if f"{prefix}self_attn.q_norm.weight" in weights:
+        q, k = joint_or_own("self_attn.q_norm", q), joint_or_own("self_attn.k_norm", k)
+    q, k, v = (one.reshape(len(x), -1, config.head_dim) for one in (q, k, v))
     if rotation:
         q, k = (rotate(one, *rotation, config.interleaved) for one in (q, k))
     y = attention(config, q, stored(k), stored(v), window,
                   weights.get(f"{prefix}self_attn.sinks"))  # gpt-oss
     y = project("self_attn.o_proj", y)
-    x = x + config.residual_scale * (norm(behind, y) if four else y)
-    y = norm(before, x)
+    x = x + config.residual_scale * (norm(behind, y) if after else y)
+    y = x if behind_only else norm(before, x)
     if config.chosen > 0 and f"{prefix}mlp.gate_proj.weight" not in weights:
         return x + mixture(config, weights, prefix, y, met)
     gate, up = project("mlp.gate_proj", y), project("mlp.up_proj", y)
     y = project("mlp.down_proj", config.act(gate) * up)
-    return x + config.residual_scale * (norm(last, y) if four else y)
+    return x + config.residual_scale * (norm(last, y) if after else y)
 
 
 def hidden(config, weights, ids, stored=lambda x: x, met=lambda x, name: x):
