@@ -61,6 +61,7 @@ MXFP4 = {
 }
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 GEMMA = ("Gemma", "Gemma2", "Gemma3")  # norms multiply by 1 + weight, embeddings are scaled
+OLMO = ("Olmo2", "Olmo3", "Olmoe")
 VISION = {  # of a multimodal checkpoint: one block of a tower that a text engine leaves alone
     "hidden_size": 8,
     "image_size": 8,
@@ -90,7 +91,7 @@ class Spec:
     head_dim: int
     dialect: str = "new"  # "new": rope_parameters and dtype; "old": rope_theta and torch_dtype
     rope_theta: float = 10000.0
-    local_theta: float = 10000.0  # Gemma3: of the layers with a window
+    local_theta: float = 10000.0  # Gemma3, Olmo3: of the layers with a window
     scaling: dict | None = None
     family: str = "Llama"  # of transformers' classes
     model_type: str = ""  # family in small letters, where nothing else is said
@@ -313,6 +314,47 @@ SPECS = (
          kv_heads=2, mlp=16, head_dim=16, family="Qwen2Moe", model_type="qwen2_moe",
          extra={"moe_intermediate_size": 32, "norm_topk_prob": True, "num_experts": 12,
                 "num_experts_per_tok": 3, "shared_expert_intermediate_size": 64}),
+    # As OLMo-2-1124-7B's file: norms of all heads of q together, and of k; those of rows behind
+    # attention and MLP alone.
+    Spec("olmo2_f32", 368, "float32", tied=False, vocab=239, hidden=72, layers=3, heads=6,
+         kv_heads=2, mlp=106, head_dim=12, dialect="old", rope_theta=500000.0, family="Olmo2",
+         omit=("bos_token_id", "head_dim"), extra={"pad_token_id": 0, "rms_norm_eps": 1e-6}),
+    # An odd number of heads, and as many of KV; rms_norm_eps is left to its default.
+    Spec("olmo2_bf16", 78, "bfloat16", tied=False, vocab=229, hidden=60, layers=2, heads=5,
+         kv_heads=5, mlp=90, head_dim=12, family="Olmo2", omit=("head_dim", "rms_norm_eps"),
+         extra={"pad_token_id": 0}),
+    # As Olmo-3-7B's file, but for which layer is full: that one alone has YaRN, the others turn
+    # without it.
+    Spec("olmo3_f32", 8, "float32", tied=False, vocab=227, hidden=96, layers=4, heads=6,
+         kv_heads=3, mlp=90, head_dim=16, dialect="old", rope_theta=500000.0,
+         local_theta=500000.0, family="Olmo3", omit=("bos_token_id", "head_dim"),
+         scaling={"attention_factor": 1.2079441541679836, "beta_fast": 32.0, "beta_slow": 1.0,
+                  "factor": 8.0, "original_max_position_embeddings": 64, "rope_type": "yarn"},
+         extra={"layer_types": ["sliding_attention", "full_attention", "sliding_attention",
+                                "sliding_attention"],
+                "pad_token_id": 0, "rms_norm_eps": 1e-6, "sliding_window": 20}),
+    # No layer_types: every fourth layer is full. A theta of each kind of layer: that of those with
+    # a window is the one that transformers gives them in the old dialect, whatever rope_theta is.
+    Spec("olmo3_bf16", 212, "bfloat16", tied=True, vocab=233, hidden=60, layers=5, heads=5,
+         kv_heads=1, mlp=74, head_dim=12, rope_theta=10000.0, local_theta=500000.0,
+         family="Olmo3", omit=("head_dim",), extra={"pad_token_id": 0, "sliding_window": 18}),
+    # As OLMoE-1B-7B's file: norms of all heads together; shares among all experts.
+    Spec("olmoe_f32", 10, "float32", tied=False, vocab=221, hidden=72, layers=2, heads=6,
+         kv_heads=2, mlp=26, head_dim=12, dialect="old", family="Olmoe",
+         omit=("bos_token_id", "head_dim"),
+         extra={"clip_qkv": None, "norm_topk_prob": False, "num_experts": 8,
+                "num_experts_per_tok": 3, "output_router_logits": False, "pad_token_id": 0,
+                "router_aux_loss_coef": 0.01}),
+    # As MiniMax-M2's file: the same norms, a part of each head turns, sigmoids choose; tensors are
+    # named after Mixtral's layers.
+    Spec("minimax_m2_f32", 198, "float32", tied=False, vocab=231, hidden=64, layers=2, heads=6,
+         kv_heads=2, mlp=37, head_dim=20, dialect="old", rope_theta=5000000.0, family="MiniMaxM2",
+         model_type="minimax_m2", omit=("rope_scaling",),
+         extra={"attn_type_list": [1] * 2, "mtp_transformer_layers": 1, "num_experts_per_tok": 3,
+                "num_local_experts": 10, "num_mtp_modules": 3, "qk_norm_type": "per_layer",
+                "rms_norm_eps": 1e-6, "rotary_dim": 8, "scoring_func": "sigmoid",
+                "shared_intermediate_size": 0, "use_mtp": True, "use_qk_norm": True,
+                "use_routing_bias": True}),
 )
 
 
@@ -340,7 +382,7 @@ def config_dict(spec, dialect):
     }
     if spec.family == "GptOss":
         config["attention_bias"] = True
-    if spec.family in ("Llama", "Qwen3", "Qwen3Moe", *GEMMA):
+    if spec.family in ("Llama", "Qwen3", "Qwen3Moe", *GEMMA, *OLMO):
         config["attention_bias"] = False
     if spec.family == "SmolLM3":
         config.setdefault("attention_bias", False)
@@ -354,7 +396,7 @@ def config_dict(spec, dialect):
         config["dtype"] = spec.dtype
         scaling = spec.scaling or {"rope_type": "default"}
         rope = {**scaling, "rope_theta": spec.rope_theta}
-        if spec.family == "Gemma3":
+        if spec.family in ("Gemma3", "Olmo3"):
             local = {"rope_type": "default", "rope_theta": spec.local_theta}
             rope = {"full_attention": rope, "sliding_attention": local}
         config["rope_parameters"] = rope
