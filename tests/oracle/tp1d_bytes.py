@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Closed forms for 1D tensor parallelism of a Llama, Mistral, Mixtral, Qwen, GLM, Gemma or
-gpt-oss model: bytes moved and held.
+"""Closed forms for 1D tensor parallelism of a Llama, Mistral, Mixtral, Qwen, GLM, Gemma, gpt-oss,
+OLMo or MiniMax-M2 model: bytes moved and held.
 
     tp1d_bytes.py config.json P [--rows T] [--sampled R]     a table for each rank
     tp1d_bytes.py --self-check                               hand-computed values
@@ -14,6 +14,8 @@ vocabulary rows and summed by one more all-reduce; the output head is cut by voc
 its logits all-gathered for the R sampled rows.  Norms are replicated; biases of q, k and v
 go with their heads.  Each expert of a mixture is cut as an MLP is, its router is replicated.
 A shared expert is as many as are as wide as the others.
+OLMo and MiniMax-M2 norm all heads of q together, and those of k: the sums of squares of every head
+are summed by an all-reduce of [T, heads + kv_heads] in fp32, and the norms go with their heads.
 gpt-oss has sinks, one of each head, and biases of all linears: those behind a sum are replicated.
 
 The distributed sampler exchanges candidates instead of logits: 32 bytes a row; and when any row
@@ -48,6 +50,7 @@ class Shape(typing.NamedTuple):
     bias: bool = False  # of q, k and v
     o_bias: bool = False
     head_norm: bool = False  # of q and of k
+    joint_norm: bool = False  # the same, of all heads together
     experts: int = 0  # that have the MLP's columns each, and a router; 0: an MLP
     post_norm: bool = False  # of what attention and MLP add: four norms in a layer, not two
     gpt_oss: bool = False  # sinks, and biases of router and experts
@@ -69,24 +72,29 @@ def shape_of(config):
         config = {"model_type": "gemma3_text", **GEMMA3, **config["text_config"]}
     gemma = config["model_type"] in ("gemma", "gemma2", "gemma3_text")
     glm, qwen2 = (config["model_type"] == kind for kind in ("glm4_moe", "qwen2_moe"))
+    minimax = config["model_type"] == "minimax_m2"
+    olmo = config["model_type"] in ("olmo2", "olmo3", "olmoe")
     qwen3 = config["model_type"] == "qwen3_moe"
     mlp = config["moe_intermediate_size" if glm or qwen2 or qwen3 else "intermediate_size"]
     heads = config["num_attention_heads"]
+    head_dim = 256 if gemma else 128 if minimax else config["hidden_size"] // heads
     return Shape(
         vocab=config["vocab_size"],
         hidden=config["hidden_size"],
         layers=config["num_hidden_layers"],
         heads=heads,
         kv_heads=config.get("num_key_value_heads") or heads,
-        head_dim=config.get("head_dim") or (256 if gemma else config["hidden_size"] // heads),
+        head_dim=config.get("head_dim") or head_dim,
         mlp=mlp,
         tied=config.get("tie_word_embeddings", gemma or config["model_type"] == "ernie4_5"),
         bias=config["model_type"] in ("qwen2", "qwen2_moe", "gpt_oss") or config.get(
             "attention_bias", config["model_type"] in ("seed_oss", "glm", "glm4")),
         o_bias=config["model_type"] == "gpt_oss" or config.get("attention_out_bias", False)
-        or (config["model_type"] in ("granite", "smollm3") and config.get("attention_bias", False)),
+        or ((olmo or config["model_type"] in ("granite", "smollm3"))
+            and config.get("attention_bias", False)),
         head_norm=config["model_type"] in ("qwen3", "qwen3_moe", "gemma3_text")
-        or config.get("use_qk_norm", False),
+        or (glm and config.get("use_qk_norm", False)),
+        joint_norm=minimax or olmo,
         experts=config.get("num_local_experts") or config.get("num_experts")
         or config.get("n_routed_experts") or 0,
         post_norm=config["model_type"] in ("gemma2", "gemma3_text", "glm4"),
@@ -94,7 +102,7 @@ def shape_of(config):
         shared=config["n_shared_experts"] if glm else
         config["shared_expert_intermediate_size"] // mlp if qwen2 else 0,
         gated=qwen2,
-        corrections=glm,
+        corrections=glm or minimax,
         dense=config["first_k_dense_replace"] if glm else 0,
         dense_mlp=config["intermediate_size"] if glm else 0,
     )
@@ -151,9 +159,13 @@ def step_bytes(shape, ranks, rank, rows, sampled, elem_size=4,
     calls = 1 if ranks > 1 else 0
     one = all_reduce_bytes(rows * shape.hidden, ranks, rank, elem_size, oneshot_max_bytes)
     gather = logits_gather_bytes(sampled, shape.vocab, ranks, rank, elem_size)
+    squares = all_reduce_bytes(rows * (shape.heads + shape.kv_heads), ranks, rank, 4,
+                               oneshot_max_bytes)
+    layers = shape.layers * shape.joint_norm
     return {
         "embedding all_reduce": (calls, one),
         "layer all_reduce": (calls * 2 * shape.layers, 2 * shape.layers * one),
+        "norm all_reduce": (calls * layers, layers * squares),
         "logits all_gather": (calls, gather),
     }
 
@@ -181,6 +193,7 @@ def weight_elements(shape, ranks, rank):
     columns = columns * mixed * max(shape.experts + shape.shared, 1)
     columns += len(block(shape.dense_mlp, ranks, rank)) * shape.dense
     norms = shape.norms * shape.hidden + 2 * shape.head_dim * shape.head_norm
+    norms += (q_width + kv_width) * shape.joint_norm
     return {
         "embedding": table,
         "lm_head": 0 if shape.tied else table,
@@ -211,6 +224,11 @@ QWEN15_MOE_A27B = Shape(151936, 2048, 24, 16, 16, 128, 1408, False, bias=True, e
                         gated=True)
 GLM45_AIR = Shape(151552, 4096, 46, 96, 8, 128, 1408, False, bias=True, experts=128, shared=1,
                   corrections=True, dense=1, dense_mlp=10944)
+OLMO2_7B = Shape(100352, 4096, 32, 32, 32, 128, 11008, False, joint_norm=True)
+OLMO2_32B = Shape(100352, 5120, 64, 40, 8, 128, 27648, False, joint_norm=True)
+OLMOE_1B_7B = Shape(50304, 2048, 16, 16, 16, 128, 1024, False, joint_norm=True, experts=64)
+MINIMAX_M2 = Shape(200064, 3072, 62, 48, 8, 128, 1536, False, joint_norm=True, experts=256,
+                   corrections=True)
 GEMMA_2B = Shape(256000, 2048, 18, 8, 1, 256, 16384, True)
 GEMMA2_9B = Shape(256000, 3584, 42, 16, 8, 256, 14336, True, post_norm=True)
 GPT_OSS_20B = Shape(201088, 2880, 24, 64, 8, 64, 2880, False, bias=True, o_bias=True, experts=32,
@@ -235,6 +253,13 @@ def check_communication():
     # 7 of 8 blocks of 16032 fp32 logits.
     gather = step_bytes(LLAMA3_8B, 8, 3, 1, 1)["logits all_gather"][1]
     expect("Llama 3 8B, P=8, logits of one row", gather, 448896)
+    # One row's sums of squares of 32 + 32 heads from three others; none of Llama's.
+    step = step_bytes(OLMO2_7B, 4, 0, 1, 1)["norm all_reduce"]
+    expect("OLMo 2 7B, P=4, joint norms", step, (32, 32 * 3 * 64 * 4))
+    # Two-shot, 4096 rows of 48 + 8 heads: 2 * 3/4 of them.
+    step = step_bytes(MINIMAX_M2, 4, 0, 4096, 1)["norm all_reduce"]
+    expect("MiniMax-M2, P=4, joint norms of 4096 rows", step, (62, 62 * 6 * 1024 * 56 * 4))
+    expect("Llama 3 8B, the same", step_bytes(LLAMA3_8B, 4, 0, 1, 1)["norm all_reduce"], (0, 0))
     # Top-k 40 moves 3 * (32 + 8 + 8 * 40) bytes a row, greedy 3 * 32.
     expect("P=4, top-k 40", election_bytes([places(128256, top_k=40)], 4), (2, 1080))
     expect("P=4, greedy", election_bytes([places(128256, temperature=0)], 4), (1, 96))
@@ -269,6 +294,21 @@ def check_memory():
     expect("GLM-4.5-Air parameters", whole,
            45 * (129 * 3 * 4096 * 1408 + 128 * 4097) + 3 * 4096 * 10944 + 4096
            + 46 * (208 * 128 * 4096 + 112 * 128 + 2 * 4096) + 2 * 151552 * 4096)
+    # The published parameter counts, as those of Llama.
+    whole = sum(weight_elements(OLMO2_7B, 1, 0).values())
+    expect("OLMo 2 7B parameters", whole, 7298617344)
+    whole = sum(weight_elements(OLMO2_32B, 1, 0).values())
+    expect("OLMo 2 32B, tens of millions of parameters", round(whole / 1e7), 3223)
+    whole = sum(weight_elements(OLMOE_1B_7B, 1, 0).values())
+    expect("OLMoE 1B 7B parameters", whole, 6919161856)
+    # Its shards of norms: two of rows, a quarter of those of heads.
+    expect("OLMo 2 7B, P=4, elements of norms", weight_elements(OLMO2_7B, 4, 2)["norms"],
+           32 * (2 * 4096 + 2 * 1024) + 4096)
+    # "230 billion total parameters" (its model card): 228.7.
+    whole = sum(weight_elements(MINIMAX_M2, 1, 0).values())
+    expect("MiniMax-M2 parameters", whole, 62 * (
+        256 * (3 * 3072 * 1536 + 3073) + 112 * 128 * 3072 + 56 * 128 + 2 * 3072)
+        + 2 * 200064 * 3072 + 3072)
     # gpt-oss' model card (arXiv 2508.10925, table 1): 19.12, 0.64 and 1.16 billion, 20.91 in all.
     whole = weight_elements(GPT_OSS_20B, 1, 0)
     expect("gpt-oss-20b, tens of millions of parameters of its tables",
