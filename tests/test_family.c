@@ -140,6 +140,22 @@ static void test_refusals(void **state)
          "is 1409, expected a multiple of moe_intermediate_size, which is 1408"},
         {"qwen2_moe", ",\"use_sliding_window\":true", "use_sliding_window is true, expected false"},
         {"qwen2_moe", ",\"mlp_only_layers\":[0]", "layers without experts are not supported"},
+        {"olmo2", ",\"attention_bias\":true", "attention_bias is true, expected false"},
+        {"olmo2", ",\"sliding_window\":9", "sliding_window is 9, expected null"},
+        {"olmo3", ",\"sliding_window\":null", "expected a number, since some layers slide"},
+        {"olmo2", ",\"rope_parameters\":{\"full_attention\":{}}", "one rotation for all layers"},
+        {"olmoe", ",\"clip_qkv\":8", "clip_qkv is 8, expected null"},
+        {"olmoe", ",\"num_experts_per_tok\":65", "num_experts_per_tok is 65, expected"},
+        {"minimax_m2", ",\"attn_type_list\":[1,0]", "attn_type_list is an array, expected a list"},
+        {"minimax_m2", ",\"attn_type_list\":1", "attn_type_list is 1, expected a list of 1"},
+        {"minimax_m2", ",\"scoring_func\":\"softmax\"", "scoring_func is \"softmax\", expected"},
+        {"minimax_m2", ",\"qk_norm_type\":\"per_head\"", "qk_norm_type is \"per_head\", expected"},
+        {"minimax_m2", ",\"use_qk_norm\":false", "use_qk_norm is false, expected true"},
+        {"minimax_m2", ",\"use_routing_bias\":false", "use_routing_bias is false, expected true"},
+        {"minimax_m2", ",\"shared_intermediate_size\":8",
+         "shared_intermediate_size is 8, expected 0"},
+        {"minimax_m2", ",\"rotary_dim\":7", "expected one by which an even number"},
+        {"minimax_m2", ",\"rotary_dim\":130", "rotary_dim is 130, expected an integer"},
     };
     for (size_t i = 0; i < ARRAY_LEN(refused); i++) {
         struct model_config m;
@@ -270,12 +286,80 @@ static void test_shared_experts(void **state)
     assert_true(m.mlp == 2560 && x->shared == 8 && x->among && !m.qkv_bias);
 }
 
+/* As Olmo2Config, Olmo3Config, OlmoeConfig and MiniMaxM2Config of transformers 5.23 have it. */
+static void test_joint_norms(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *family;
+        enum post_norms post_norms;
+        int32_t max_position;
+        float norm_eps;
+        double theta;
+    } cases[] = {{"olmo2", POST_NORMS_OLMO, 2048, 1e-5f, 1e4},
+                 {"olmo3", POST_NORMS_OLMO, 2048, 1e-5f, 5e5},
+                 {"olmoe", POST_NORMS_NONE, 4096, 1e-5f, 1e4},
+                 {"minimax_m2", POST_NORMS_NONE, 196608, 1e-6f, 5e6}};
+    struct model_config m;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        ok_family(cases[i].family, "", &m);
+        assert_true(m.head_norm && m.joint_norm && m.post_norms == cases[i].post_norms);
+        assert_true(m.max_position == cases[i].max_position && m.norm_eps == cases[i].norm_eps);
+        assert_true(m.rope.theta == cases[i].theta && m.rope.kind == ROPE_DEFAULT);
+        assert_true(!m.tied && !m.qkv_bias && !m.o_bias && !m.norm_offset);
+        assert_int_equal(m.rotary_dim, m.head_dim);
+        assert_true(i == 1 ? m.window == 4096 && m.slides[0] == 7 : m.window == 0);
+    }
+    const struct mixture_config *x = &m.mixture;
+    assert_true(m.head_dim == 128 && m.kv_heads == 8 && m.mlp == 8);
+    assert_true(x->kind == MIXTURE_MINIMAX && x->experts == 256 && x->chosen == 8 && x->among);
+    ok_family("minimax_m2",
+              ",\"rotary_dim\":64,\"num_local_experts\":16,\"scoring_func\":\"sigmoid\","
+              "\"qk_norm_type\":\"per_layer\",\"attn_type_list\":[1,1,1,1],\"head_dim\":96",
+              &m);
+    assert_true(m.rotary_dim == 64 && m.head_dim == 96 && x->experts == 16);
+    ok_family("minimax_m2", ",\"rotary_dim\":64,\"partial_rotary_factor\":0.25", &m);
+    assert_int_equal(m.rotary_dim, 32); /* which counts where both are said */
+    ok_family("olmoe", ",\"norm_topk_prob\":true,\"clip_qkv\":null", &m);
+    assert_true(x->kind == MIXTURE_QWEN && x->experts == 64 && x->chosen == 8 && x->among);
+    ok_family("olmoe", "", &m);
+    assert_true(!x->among && m.kv_heads == m.heads);
+}
+
+/* Layers of OLMo 3 that slide turn by theta as it is, whatever stretches that of the others. */
+static void test_plain_local_rotation(void **state)
+{
+    (void)state;
+    static const char *const stretched[] = {
+        ",\"rope_theta\":700000,\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":8,"
+        "\"original_max_position_embeddings\":8192,\"attention_factor\":1.5}",
+        ",\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":8,\"rope_theta\":700000,"
+        "\"original_max_position_embeddings\":8192,\"attention_factor\":1.5}",
+        ",\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"yarn\",\"factor\":8,"
+        "\"rope_theta\":700000,\"original_max_position_embeddings\":8192,"
+        "\"attention_factor\":1.5},\"sliding_attention\":{\"rope_type\":\"default\","
+        "\"rope_theta\":700000}}"};
+    struct model_config m;
+    for (size_t i = 0; i < ARRAY_LEN(stretched); i++) {
+        ok_family("olmo3", stretched[i], &m);
+        assert_true(m.rope.kind == ROPE_YARN && m.rope.theta == 7e5 && m.rope.factor == 8);
+        assert_true(m.rope.attention_factor == 1.5 && m.max_position == 65536);
+        assert_true(m.local_rope.kind == ROPE_DEFAULT && m.local_rope.theta == 7e5);
+    }
+    ok_family("olmo3", ",\"rope_parameters\":{\"sliding_attention\":{\"rope_theta\":9}}", &m);
+    assert_true(m.rope.theta == 5e5 && m.local_rope.theta == 9);
+    ok_family("olmo3", "", &m);
+    assert_memory_equal(&m.rope, &m.local_rope, sizeof m.rope);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_gpt_oss),
                                        cmocka_unit_test(test_precedence),
                                        cmocka_unit_test(test_smollm3_and_seed_oss),
                                        cmocka_unit_test(test_shared_experts),
+                                       cmocka_unit_test(test_joint_norms),
+                                       cmocka_unit_test(test_plain_local_rotation),
                                        cmocka_unit_test(test_tied_texts),
                                        cmocka_unit_test(test_refusals),
                                        cmocka_unit_test(test_interleaved),

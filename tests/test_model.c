@@ -28,7 +28,10 @@ static const char *const goldens[] = {"tied_gqa2_f32",     "untied_mha_bf16",
                                       "glm4_f32",          "granite_f32",
                                       "granite_bias_f32",  "glm4_moe_f32",
                                       "glm4_moe_bf16",     "qwen2_moe_f32",
-                                      "qwen2_moe_bf16"};
+                                      "qwen2_moe_bf16",    "olmo2_f32",
+                                      "olmo2_bf16",        "olmo3_f32",
+                                      "olmo3_bf16",        "olmoe_f32",
+                                      "minimax_m2_f32"};
 static const int32_t rank_counts[] = {1, 2, 3, 4, 5, 8};
 
 enum { GREEDY = 128, ROWS = 64 };

@@ -434,7 +434,11 @@ static void check_qkv_vectors(const struct layout *l, const struct model_config 
         const int32_t norm = layout_find(l, norms[i], m->layers - 1);
         assert_int_equal(norm >= 0, m->head_norm);
         if (norm >= 0)
-            assert_int_equal(l->weights[norm].spec.in, m->head_dim);
+            assert_int_equal(l->weights[norm].spec.in,
+                             m->head_dim * (!m->joint_norm ? 1
+                                            : norms[i] == ROLE_Q_NORM
+                                                ? (int32_t)span_len(l->heads)
+                                                : (int32_t)span_len(l->kv_heads)));
     }
 }
 
@@ -478,7 +482,8 @@ static void check_layouts(const struct model_config *m, int32_t ranks)
         struct layout *l = layouts[r] = lay_out(m, flow, r);
         weights[r] = l->weights;
         counts[r] = l->count;
-        const int32_t each = 6 + m->qkv_bias + 2 * m->head_norm + (m->post_norms ? 2 : 0);
+        const bool behind = m->post_norms != POST_NORMS_NONE && m->post_norms != POST_NORMS_OLMO;
+        const int32_t each = 6 + m->qkv_bias + 2 * m->head_norm + (behind ? 2 : 0);
         assert_int_equal(l->count, 3 - m->tied + each * m->layers);
         check_span(l->heads, &head);
         check_span(l->mlp, &mlp);
@@ -515,7 +520,8 @@ static void test_layouts_tile(void **state)
         m.tied = i % 2 == 1;
         m.qkv_bias = i % 3 > 0;
         m.head_norm = i / 2 == 1;
-        m.post_norms = i % 2 == 1 ? POST_NORMS_GEMMA : POST_NORMS_NONE;
+        m.post_norms = i % 2 == 1 ? POST_NORMS_GEMMA : i == 4 ? POST_NORMS_OLMO : POST_NORMS_NONE;
+        m.joint_norm = i == 2;
         for (int32_t ranks = 1; ranks <= 8; ranks++)
             check_layouts(&m, ranks);
         struct flow *f = flow_of(&m, "1d", 8);

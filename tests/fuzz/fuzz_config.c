@@ -36,10 +36,10 @@ static bool is(const struct model_config *m, const char *family)
 static void check_family(const struct model_config *m)
 {
     static const char *const families[] = {
-        "llama",     "mistral",    "mixtral",  "phi3",        "qwen2",     "qwen3",
-        "qwen3_moe", "gemma",      "gemma2",   "gemma3_text", "gemma3",    "mistral3",
-        "qwen2_vl",  "qwen2_5_vl", "qwen3_vl", "gpt_oss",     "smollm3",   "seed_oss",
-        "ernie4_5",  "glm",        "glm4",     "granite",     "qwen2_moe", "glm4_moe"};
+        "llama",    "mistral",   "mixtral",     "phi3",     "qwen2",    "qwen3",    "qwen3_moe",
+        "gemma",    "gemma2",    "gemma3_text", "gemma3",   "mistral3", "qwen2_vl", "qwen2_5_vl",
+        "qwen3_vl", "gpt_oss",   "smollm3",     "seed_oss", "ernie4_5", "glm",      "glm4",
+        "granite",  "qwen2_moe", "glm4_moe",    "olmo2",    "olmo3",    "olmoe",    "minimax_m2"};
     bool known = false;
     for (size_t i = 0; i < ARRAY_LEN(families); i++)
         known = known || is(m, families[i]);
@@ -49,18 +49,21 @@ static void check_family(const struct model_config *m)
     const bool glm_moe = is(m, "glm4_moe"), qwen2_moe = is(m, "qwen2_moe");
     CHECK(m->fused_qkv == phi3 && m->fused_gate_up == (phi3 || glm));
     CHECK(m->interleaved == (glm || is(m, "ernie4_5")));
-    CHECK(m->rotary_dim == m->head_dim || phi3 || glm || glm_moe);
+    const bool olmo = is(m, "olmo2") || is(m, "olmo3"), minimax = is(m, "minimax_m2");
+    CHECK(m->joint_norm == (olmo || minimax || is(m, "olmoe")));
+    CHECK(m->rotary_dim == m->head_dim || phi3 || glm || glm_moe || minimax);
     const bool either = glm || glm_moe || granite || qwen2_moe || is(m, "smollm3") ||
                         is(m, "seed_oss"); /* the file says */
     CHECK(either || m->qkv_bias == (gpt_oss || strncmp(m->model_type, "qwen2", 5) == 0));
     CHECK((either || m->o_bias == gpt_oss) && m->sinks == gpt_oss);
     CHECK(!(glm || glm_moe || qwen2_moe) || !m->o_bias);
     const bool gemma = strncmp(m->model_type, "gemma", 5) == 0;
-    CHECK(glm_moe || m->head_norm == (strncmp(m->model_type, "qwen3", 5) == 0 ||
+    CHECK(glm_moe || m->head_norm == (m->joint_norm || strncmp(m->model_type, "qwen3", 5) == 0 ||
                                       strncmp(m->model_type, "gemma3", 6) == 0));
     CHECK(m->gelu == gemma && m->norm_offset == gemma);
     CHECK(m->post_norms == (gemma && m->model_type[5] != '\0' ? POST_NORMS_GEMMA
                             : is(m, "glm4")                   ? POST_NORMS_GLM4
+                            : olmo                            ? POST_NORMS_OLMO
                                                               : POST_NORMS_NONE));
     CHECK(gemma ? m->embed_scale >= 1 && m->embed_scale < 400
                 : m->embed_scale == 1 || (granite && m->embed_scale > 0 && m->embed_scale < 2e6f));
