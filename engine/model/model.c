@@ -466,7 +466,7 @@ static enum status layer_forward(struct model *m, const struct layer *l, const s
 
     TRY(parallel_linear(p, &qkv, cview_of(*n), l->qkv, err));
     if (l->joint.heads > 0)
-        TRY(parallel_joint_norm(p, &qkv, &l->joint, &m->heads, err));
+        TRY(parallel_joint_norm(p, qkv, &l->joint, &m->heads, err));
     attn = parallel_input(p, l->o);
     TRY(backend_rope_attend(m->b, attn, qkv, &l->rules, rope, &m->heads, &l->attention, rows, m->kv,
                             l->kv.layer, err));

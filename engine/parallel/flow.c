@@ -225,7 +225,10 @@ static enum status open_joint(struct flow *f, const struct model_config *m, stru
     if (!m->joint_norm)
         return OK;
     f->joint.heads = columns((int64_t)m->heads + m->kv_heads, 1);
-    return route_sums(&r, f->joint.heads, &f->attention, &f->joint.sums);
+    const enum status st = route_sums(&r, f->joint.heads, &f->attention, &f->joint.sums);
+    for (int32_t i = 0; i < f->joint.sums.count; i++)
+        CHECK(f->joint.sums.move[i].kind == MOVE_REDUCE); /* or they would overwrite q and k */
+    return st;
 }
 
 /* ---- weights ---- */

@@ -271,7 +271,7 @@ out:
     return st;
 }
 
-enum status parallel_joint_norm(struct parallel *p, struct view *qkv, const struct joint_norm *norm,
+enum status parallel_joint_norm(struct parallel *p, struct view qkv, const struct joint_norm *norm,
                                 const struct heads *h, struct err *err)
 {
     enum status st = OK;
@@ -279,14 +279,9 @@ enum status parallel_joint_norm(struct parallel *p, struct view *qkv, const stru
     const struct route *sums = &f->joint.sums;
     const struct matrix m = of_step(p, f->joint.heads);
     struct view squares = part_of(p, &m, &sums->from, source(p, sums, p->squares)), all;
-    if (p->now->linear[PLAN_QKV].after.count > 0) {
-        p->b->ops->copy(p->b, p->qkv, (size_t)qkv->cols, qkv->data, (size_t)qkv->cols, qkv->rows,
-                        qkv->cols);
-        qkv->data = p->qkv;
-    }
-    TRY(backend_joint_squares(p->b, squares, cview_of(*qkv), norm, h, err));
+    TRY(backend_joint_squares(p->b, squares, cview_of(qkv), norm, h, err));
     TRY(move(p, &m, sums, squares.data, &all, err));
-    TRY(backend_joint_scale(p->b, *qkv, cview_of(all), norm, h, err));
+    TRY(backend_joint_scale(p->b, qkv, cview_of(all), norm, h, err));
 out:
     return st;
 }

@@ -72,9 +72,8 @@ enum status parallel_scale(struct parallel *p, struct view *delta, float by,
  * until the next linear or norm. */
 enum status parallel_post_norm(struct parallel *p, struct view *delta, const float *gain, float eps,
                                struct err *err) MUST_USE;
-/* *qkv, the result of parallel_linear, gets norms over all heads of all ranks. Valid until the next
- * linear or norm. */
-enum status parallel_joint_norm(struct parallel *p, struct view *qkv, const struct joint_norm *norm,
+/* Norms of q and k in qkv, the result of parallel_linear, over all heads of all ranks, in place. */
+enum status parallel_joint_norm(struct parallel *p, struct view qkv, const struct joint_norm *norm,
                                 const struct heads *h, struct err *err) MUST_USE;
 /* x += delta when it has data; *n = rmsnorm(x) over whole rows, as the product with `next` takes it
  * (parallel_input); of the head, F32. gain: of all columns. delta: what the last linear, bias or

@@ -140,7 +140,7 @@ size_t parallel_arena_bytes(const struct flow *f, int32_t rows_max, int32_t samp
 size_t parallel_carve(struct parallel *p, const struct flow *f, int32_t rank, int32_t rows_max,
                       int32_t samples_max, char *base)
 {
-    size_t input = 0, product = 0, sampled = 0, blocks = 0, delta = 0, squares = 0, qkv = 0;
+    size_t input = 0, product = 0, sampled = 0, blocks = 0, delta = 0, squares = 0;
     struct carver c = {base, 0};
     for (int32_t i = 0; i < PLAN_PHASES; i++) {
         const struct flow_phase *phase = &f->phase[i];
@@ -162,13 +162,9 @@ size_t parallel_carve(struct parallel *p, const struct flow *f, int32_t rank, in
         sampled = base_max_size(sampled, (size_t)samples_max * (size_t)rest.cols);
         if (parallel_makes_delta(f))
             delta = base_max_size(delta, part_size(f, rank, rows, f->hidden, &phase->rest));
-        l = &phase->linear[PLAN_QKV];
-        if (f->joint.heads.units > 0) {
-            const size_t n = part_size(f, rank, rows, f->joint.heads, &f->joint.sums.from);
-            squares = base_max_size(squares, n);
-        }
-        if (f->joint.heads.units > 0 && l->after.count > 0)
-            qkv = base_max_size(qkv, part_size(f, rank, rows, l->out, &f->attention));
+        if (f->joint.heads.units > 0)
+            squares = base_max_size(squares,
+                                    part_size(f, rank, rows, f->joint.heads, &f->joint.sums.from));
         l = &phase->linear[PLAN_GATE_UP];
         if (!spread_equal(&l->after.to, &f->mlp))
             blocks = base_max_size(blocks, part_size(f, rank, rows, l->out, &l->after.to));
@@ -181,7 +177,6 @@ size_t parallel_carve(struct parallel *p, const struct flow *f, int32_t rank, in
     p->act = carve_floats(&c, 1, (int64_t)blocks);
     p->delta = carve_floats(&c, 1, (int64_t)delta);
     p->squares = carve_floats(&c, 1, (int64_t)squares);
-    p->qkv = carve_floats(&c, 1, (int64_t)qkv);
     p->index = carve(&c, 1, samples_max, sizeof(int32_t));
     const int32_t experts = mixture_experts(&f->mixture), chosen = mixture_chosen(&f->mixture);
     const struct routing_rules rules = parallel_rules(&f->mixture);

@@ -96,9 +96,10 @@ void redistribute_close(struct redistribute *r);
 float *redistribute_source(struct redistribute *r, const struct route *route);
 /* src: this rank's contiguous part, any memory but a result of this; rows of what was written at
  * redistribute_source may be run one after another. *result: the part it becomes,
- * valid until the next run; src itself when there is nothing to do. Collective over the axes of the
- * route; all ranks pass the same route and matrix. Allocates nothing. ERR_INTERNAL when a part on
- * the way is larger than was said. */
+ * valid until the next run that is more than a sum (MOVE_REDUCE) along each of some axes; src
+ * itself when there is nothing to do. Collective over the axes of the route; all ranks pass the
+ * same route and matrix. Allocates nothing. ERR_INTERNAL when a part on the way is larger than was
+ * said. */
 enum status redistribute_run(struct redistribute *r, const struct matrix *x,
                              const struct route *route, const float *src, const float **result,
                              struct err *err) MUST_USE;
