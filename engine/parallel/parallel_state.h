@@ -26,10 +26,9 @@ struct parallel {
 
     void *memory; /* all of the following */
     float *input, *product, *sampled, *sums, *gate_up, *act;
-    float *delta; /* of parallel_post_norm */
-    float *squares,
-        *qkv;      /* of joint norms; qkv where it has moved, since sums would overwrite it */
-    float *router; /* [rows, backend_route_logits] */
+    float *delta;   /* of parallel_post_norm */
+    float *squares; /* of parallel_joint_norm: [rows, query and KV heads] */
+    float *router;  /* [rows, backend_route_logits] */
     struct routing routing;
 };
 
