@@ -16,6 +16,8 @@ Independent of the engine.  The layouts:
 With the KV cache at home (2d, 2.5d, 3d) rows are cut where those of each home end, those between
 such ends evenly where axes do not count homes, and attention has the rows of one home and the heads
 of one column of the mesh.  Homes are counted by depth or w, and in it by row or b.
+Where all heads are normed together, the ranks that have the same rows in attention sum squares of
+every head, over one axis of the heads after the other.
 """
 
 import argparse
@@ -41,6 +43,12 @@ def block(units, *places):
 def size(units, *places):
     begin, end = block(units, *places)
     return end - begin
+
+
+def kv_heads(shape, *places):
+    """Those that the query heads of these places read."""
+    group = shape.heads // shape.kv_heads
+    return {head // group for head in range(*block(shape.heads, *places))}
 
 
 class Rows:
@@ -80,12 +88,10 @@ class Widths:
     """Columns of what flows through a layer.  Q, K and V lie fused in `finest` pieces."""
 
     def __init__(self, shape, finest):
-        group = shape.heads // shape.kv_heads
         self.shape, self.finest, self.pieces = shape, finest, []
         for x in range(finest):
-            query = range(*block(shape.heads, (x, finest)))
-            kv = {head // group for head in query}
-            self.pieces.append((len(query) + 2 * len(kv)) * shape.head_dim)
+            query, kv = size(shape.heads, (x, finest)), len(kv_heads(shape, (x, finest)))
+            self.pieces.append((query + 2 * kv) * shape.head_dim)
 
     def qkv(self, *places):
         return sum(self.pieces[slice(*block(self.finest, *places))])
@@ -126,12 +132,19 @@ def logits(shape, rows, sampled, reducing, table, others=()):
             + count * (shape.vocab - own))
 
 
+def squares(shape, rows, *places):
+    """Bytes of joint norms in a layer: attention has so many rows and the heads of these places."""
+    count = rows * (shape.heads + shape.kv_heads) * shape.joint_norm
+    return sum(tp1d_bytes.all_reduce_bytes(count, pieces, index) for index, pieces in places)
+
+
 def sequence_parallel(shape, ranks, rank, rows, sampled):
     own, width, at = rows.size((rank, ranks)), shape.hidden, (rank, ranks)
     scatter, gather = (ranks - 1) * own * width, (rows.count - own) * width
     head = (len(sampled) - rows.among(sampled, at)) * width
     head += len(sampled) * (shape.vocab - size(shape.vocab, at))
-    return WORD * (scatter + shape.layers * 2 * (gather + scatter) + head)
+    return (WORD * (scatter + shape.layers * 2 * (gather + scatter) + head) +
+            shape.layers * squares(shape, rows.count, at))
 
 
 def tiles(outputs, *places):
@@ -147,12 +160,16 @@ def weights(m, at_a, at_b):
 
 def stored(shape, mesh, place, weight_size):
     """Bytes of weights that a rank of 3d_gathered holds: its part of both tables, of every linear,
-    and the norms whole."""
+    and the norms whole but for those of heads, which are the same ones as in attention."""
     (w, a, b), (i, j, l) = mesh, place
     m = Widths(shape, w * a * b)
     table = tiles(size(shape.vocab, (j, a), (i, w))) * m.hidden((l, b)) * weight_size
     layer = sum(tiles(out, (i, w)) * into for out, into in weights(m, (j, a), (l, b)))
     norms = (shape.norms * shape.layers + 1) * shape.hidden * WORD
+    if shape.joint_norm:
+        normed = size(shape.heads, (j, a), (l, b), (i, w))
+        normed += len(kv_heads(shape, (j, a), (l, b), (i, w)))
+        norms += shape.layers * normed * shape.head_dim * WORD
     return (1 if shape.tied else 2) * table + shape.layers * layer * weight_size + norms
 
 
@@ -168,7 +185,9 @@ def stationary(shape, mesh, place, rows, sampled, gathered=0, table_over_w=True)
     if rows.at_home:  # sums scattered to the rows of homes, and those gathered
         home = rows.size(at_w, at_b)
         layer = (b - 1) * home * m.qkv(at_a) + (own - home) * m.attended(at_a)
+        joint = squares(shape, home, at_a)
     else:
+        joint = squares(shape, rows.count, at_a, at_b, at_w)
         layer = (b - 1) * own * m.qkv(at_a, at_b)
         layer += (rows.count - own) * m.qkv(at_a, at_b, at_w)  # rows for heads, and back
         layer += own * (m.attended(at_a, at_b) - m.attended(at_a, at_b, at_w))
@@ -188,7 +207,7 @@ def stationary(shape, mesh, place, rows, sampled, gathered=0, table_over_w=True)
     head = (count - rows.among(sampled, at_w)) * rest + count * (hidden - rest)
     head += logits(shape, rows, sampled, b, table, others)
     return (WORD * (look_up + norm + shape.layers * (layer + shape.norms * norm) + head) +
-            shape.layers * gathered * travels)
+            shape.layers * (joint + gathered * travels))
 
 
 def by_rows(shape, mesh, place, rows, sampled, gathered=0):
@@ -201,7 +220,9 @@ def by_rows(shape, mesh, place, rows, sampled, gathered=0):
     gather, scatter = (own - rest) * hidden, (a - 1) * rest * hidden
     if rows.at_home:
         layer = (b - 1) * other * m.qkv(at_a) + (own - other) * m.attended(at_a)
+        joint = squares(shape, other, at_a)
     else:
+        joint = squares(shape, rows.count, at_a, at_b, at_w)
         layer = (b - 1) * own * m.qkv(at_a, at_b)
         layer += (rows.count - own) * m.qkv(at_a, at_b, at_w)  # rows for heads, and back
         layer += own * (m.attended(at_a) - m.attended(at_a, at_b, at_w))
@@ -214,7 +235,7 @@ def by_rows(shape, mesh, place, rows, sampled, gathered=0):
     head = (count - rows.among(sampled, at_w, at_a)) * hidden
     head += logits(shape, rows, sampled, b, [at_a, at_w, at_b])
     return (WORD * (look_up + norm + shape.layers * (layer + shape.norms * norm) + head) +
-            shape.layers * gathered * travels)
+            shape.layers * (joint + gathered * travels))
 
 
 def summa(shape, q, depth, place, rows, sampled, weight_size):
@@ -235,7 +256,9 @@ def summa(shape, q, depth, place, rows, sampled, weight_size):
         return WORD * panels + weight_size * blocks
 
     heads = back = 0
+    joint = squares(shape, own, at_j)
     if not rows.at_home:  # rows for heads, and back
+        joint = squares(shape, rows.count, at_j, at_i, at_k)
         heads = (deep - own) * m.qkv(at_j, at_i) + (rows.count - deep) * m.qkv(at_j, at_i, at_k)
         back = deep * (m.attended(at_j, at_i) - m.attended(at_j, at_i, at_k))
         back += own * (m.attended(at_j) - m.attended(at_j, at_i))
@@ -243,7 +266,7 @@ def summa(shape, q, depth, place, rows, sampled, weight_size):
     down = moves * turned * m.mlp(at_i)
     after = 2 * moves * own * m.hidden(at_j)  # of O and of down
     norm = (q - 1) * own
-    layer = WORD * (heads + back + down + after + shape.norms * norm)
+    layer = WORD * (heads + back + down + after + shape.norms * norm) + joint
     layer += product(own, m.hidden, at_i, m.qkv, at_j)
     layer += product(turned, m.attended, at_j, m.hidden, at_i)
     layer += product(own, m.hidden, at_i, m.gate_up, at_j)
@@ -304,9 +327,7 @@ def kv_position_bytes(shape, mode, ranks, rank, at_home, element):
         q = math.isqrt(ranks) if mode == "2d" else 2
         (w, a, b), (i, l, j) = (ranks // q ** 2, q, q), (rank // q ** 2, rank // q % q, rank % q)
     places = [(j, a)] if at_home else [(j, a), (l, b), (i, w)]
-    group = shape.heads // shape.kv_heads
-    kv = {head // group for head in range(*block(shape.heads, *places))}
-    return 2 * shape.layers * len(kv) * shape.head_dim * element
+    return 2 * shape.layers * len(kv_heads(shape, *places)) * shape.head_dim * element
 
 
 # ---- self-check: the formulas of the literature, where everything divides -----------------------
@@ -357,6 +378,37 @@ def check():
                       WORD * 2 * (2 * (q - 1) * rows // q - (q - 1) * rows // q ** 2))
     tp1d_bytes.expect("1d_sp moves what 1d's two-shot all-reduces do",
                       layer_bytes(shape, "1d_sp", 4, rows), WORD * 4 * 3 * rows * h // 4)
+    check_joint_norms(rows)
+
+
+def check_joint_norms(rows):
+    """What OLMo 2 moves more for them in a layer: squares of 64 heads, one-shot along an axis of
+    two ranks."""
+    shape, table = tp1d_bytes.OLMO2_7B, WORD * rows * 64
+    homes = [rows // 4] * 4
+
+    def more(mode, ranks, step, many=False):
+        plain = shape._replace(joint_norm=False)
+        return layer_bytes(shape, mode, ranks, step, many) - layer_bytes(plain, mode, ranks, step,
+                                                                         many)
+    # Two-shot over all ranks: 2 * 3/4 of all.
+    for mode in ("1d", "1d_sp"):
+        tp1d_bytes.expect(f"joint norms, {mode}, P=4", more(mode, 4, rows), table * 3 // 2)
+    # Over each of the two or three axes of the heads; those at home over one, for a part of the
+    # rows.
+    for many in (False, True):
+        tp1d_bytes.expect("joint norms, 2d, q=2", more("2d", 4, rows, many), 2 * table)
+        tp1d_bytes.expect("joint norms, 2.5d, q=2", more("2.5d", 8, rows, many), 3 * table)
+        tp1d_bytes.expect("joint norms, 3d, q=2", more("3d", 8, rows, many), 3 * table)
+        tp1d_bytes.expect("joint norms, 2.5d at home", more("2.5d", 8, homes, many), table // 4)
+        tp1d_bytes.expect("joint norms, 3d at home", more("3d", 8, homes, many), table // 4)
+    # Two-shot twice over three: 2 * 2/3 of all each, of one row one-shot 2 * 2.
+    tp1d_bytes.expect("joint norms, 2d, q=3", more("2d", 9, 3 * rows), 8 * table)
+    tp1d_bytes.expect("joint norms of a row, 2d, q=3", more("2d", 9, 1), 4 * WORD * 64)
+    # A rank's gains: 4 of 32 and 4 of 32 heads in each layer.
+    held = [stored(s, (2, 2, 2), (1, 0, 1), 2) for s in (shape, shape._replace(joint_norm=False))]
+    tp1d_bytes.expect("joint norms' gains, 3d_gathered, q=2", held[0] - held[1],
+                      32 * 8 * 128 * WORD)
 
 
 def main():
