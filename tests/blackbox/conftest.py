@@ -145,8 +145,10 @@ def allocations(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def odd(tmp_path):
-    """Nothing divides: 9 heads, 3 KV heads, MLP 131, vocabulary 301."""
+def odd(tmp_path, request):
+    """Nothing divides: 9 heads, 3 KV heads, MLP 131, vocabulary 301. Of the family that the test's
+    parameter names, or Llama."""
     return checkpoint.write_config(tmp_path / "odd", hidden_size=72, num_hidden_layers=2,
                                    num_attention_heads=9, num_key_value_heads=3, head_dim=8,
-                                   intermediate_size=131, vocab_size=301)
+                                   intermediate_size=131, vocab_size=301,
+                                   model_type=getattr(request, "param", "llama"))

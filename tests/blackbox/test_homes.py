@@ -42,6 +42,7 @@ def spreads(homes):
 
 @pytest.mark.parametrize("mode,ranks,many", [(*each, None) for each in LAYOUTS] +
                          [(*each, 1) for each in LAYOUTS])
+@pytest.mark.parametrize("odd", ["llama", "olmo2"], indirect=True)
 def test_received_bytes(tmp_path, odd, mode, ranks, many):
     """As integers, on every rank, however uneven homes are."""
     shape, path = checkpoint.shape_of(odd), plan_file(tmp_path, mode, many)

@@ -52,7 +52,7 @@ def check_received(server, mode, ranks, shape, prompt, count, many_from=None):
 @pytest.mark.parametrize("mode,ranks", LAYOUTS)
 @pytest.mark.parametrize("name", ["tied_gqa2_f32", "headdim_bf16", "gemma2_f32", "gemma3_f32",
                                   "smollm3_window_f32", "seed_oss_out_f32", "glm4_f32",
-                                  "granite_bias_f32"])
+                                  "granite_bias_f32", "olmo2_f32"])
 def test_greedy_text(serve, name, mode, ranks):
     server = serve(checkpoint.GOLDEN / name, "-tp", ranks, *layout(mode), "--dtype", "float32")
     for prompt, greedy in checkpoint.golden_runs(name):
@@ -92,6 +92,17 @@ def test_received_bytes_of_many_rows(serve, tmp_path, odd, mode, ranks):
     server = serve(odd, "-tp", ranks, "--plan", plan_file(tmp_path, mode, many_from=10),
                    "--load-format", "dummy", "--dtype", "float32")
     check_received(server, mode, ranks, checkpoint.shape_of(odd), PROMPT, 4, many_from=10)
+
+
+@pytest.mark.parametrize("mode,ranks,many_from", [
+    ("1d", 3, None), ("1d_sp", 3, None), ("2d", 4, 10), ("2d", 9, 10), ("2.5d", 8, 10),
+    ("3d", 8, 10), ("3d 1,2,3", 6, 10), ("3d_gathered 2,3,1", 6, 10)])
+@pytest.mark.parametrize("odd", ["olmo2"], indirect=True)
+def test_received_bytes_of_joint_norms(serve, tmp_path, odd, mode, ranks, many_from):
+    """Sums of squares of every head besides, in a step of either form."""
+    server = serve(odd, "-tp", ranks, "--plan", plan_file(tmp_path, mode, many_from),
+                   "--load-format", "dummy", "--dtype", "float32")
+    check_received(server, mode, ranks, checkpoint.shape_of(odd), PROMPT, 4, many_from)
 
 
 def mappings(pid):
@@ -224,6 +235,7 @@ def predicted(model, mode, ranks, *more):
 
 
 @pytest.mark.parametrize("mode,ranks", LAYOUTS)
+@pytest.mark.parametrize("odd", ["llama", "olmo2"], indirect=True)
 def test_plan_predicts_bytes(odd, mode, ranks):
     """Of one layer, from headers alone: the difference of two closed forms."""
     plan = predicted(odd, mode, ranks, "--max-num-batched-tokens", 12, "--dtype", "float32")
@@ -234,6 +246,24 @@ def test_plan_predicts_bytes(odd, mode, ranks):
             deep, flat = (mode_bytes.step_bytes(shape._replace(layers=n), mode, ranks, rank, rows,
                                                 [], many) for n in (2, 1))
             assert entry["received_bytes_per_layer"][name] == deep - flat, (rank, rows)
+
+
+@pytest.mark.parametrize("mode,ranks", [("3d_gathered", 8), ("3d_gathered 2,3,1", 6),
+                                        ("3d_gathered 5,1,1", 5)])
+@pytest.mark.parametrize("odd", ["olmo2"], indirect=True)
+def test_plan_predicts_gains_of_heads(odd, mode, ranks):
+    """Each rank has those of its heads in attention: by the difference to a Llama."""
+    shape, held = checkpoint.shape_of(odd), {}
+    for family in ("olmo2", "llama"):
+        checkpoint.edit_config(odd, lambda config: config.update(model_type=family))
+        held[family] = [entry["weight_bytes"] for entry in predicted(odd, mode, ranks)["per_rank"]]
+    for rank in range(ranks):
+        mesh, place = mode_bytes.mesh_place(mode, ranks, rank)
+        with_, without = (mode_bytes.stored(shape._replace(joint_norm=joint), mesh, place, 2)
+                          for joint in (True, False))
+        gaps = 64 * 4  # each vector begins at a multiple of 64 bytes
+        more = held["olmo2"][rank] - held["llama"][rank]
+        assert 0 <= more - (with_ - without) < gaps, rank
 
 
 @pytest.mark.parametrize("mode,ranks", [("1d_sp", 4), ("2d", 4), ("2.5d", 8), ("3d", 8)])
