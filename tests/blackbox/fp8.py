@@ -59,7 +59,7 @@ def write(directory, tensors, like, **config):
 
 
 def is_linear(name):
-    return "_proj.weight" in name
+    return "_proj.weight" in name or name.endswith((".w1.weight", ".w2.weight", ".w3.weight"))
 
 
 def spread(scales, shape, block):

@@ -63,7 +63,7 @@ def check_received(server, shape, ranks, prompt, count, election=None, **fields)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("name", ["tied_gqa2_f32", "untied_mqa_f16"])
+@pytest.mark.parametrize("name", ["tied_gqa2_f32", "untied_mqa_f16", "olmo2_f32"])
 def test_received_bytes_one_shot(serve, name, ranks):
     server = serve(checkpoint.GOLDEN / name, "-tp", ranks)
     shape = checkpoint.shape_of(checkpoint.GOLDEN / name)
@@ -74,12 +74,15 @@ def test_received_bytes_one_shot(serve, name, ranks):
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_received_bytes_two_shot(serve, tmp_path, ranks):
-    """Vectors above the one-shot limit are reduced block by block."""
+@pytest.mark.parametrize("family, heads", [("llama", 8), ("olmo2", 128)])
+def test_received_bytes_two_shot(serve, tmp_path, family, heads, ranks):
+    """Vectors above the one-shot limit are reduced block by block; so are squares of many heads."""
     model = checkpoint.write_config(tmp_path / "wide", hidden_size=512, num_hidden_layers=2,
-                                    num_attention_heads=8, head_dim=64, vocab_size=301)
-    prompt = [3 + i % 290 for i in range(150)]
-    assert len(prompt) * 512 * 4 > checkpoint.ONESHOT_MAX_BYTES
+                                    num_attention_heads=heads, num_key_value_heads=heads,
+                                    head_dim=8 if heads > 8 else 64, vocab_size=301,
+                                    model_type=family)
+    prompt = [3 + i % 290 for i in range(300)]
+    assert len(prompt) * (2 * heads if heads > 8 else 512) * 4 > checkpoint.ONESHOT_MAX_BYTES
     server = serve(model, "-tp", ranks, "--load-format", "dummy")
     check_received(server, checkpoint.shape_of(model), ranks, prompt, 4)
 

@@ -16,7 +16,7 @@ from test_modes import check_received, plan_file
 sys.path.insert(0, str(ROOT / "tests/oracle"))
 import llama_numpy  # noqa: E402
 
-WINDOWS = ["mistral_window_f32", "qwen2_window_bf16", "phi3_window_f32"]
+WINDOWS = ["mistral_window_f32", "olmo3_f32", "qwen2_window_bf16", "phi3_window_f32"]
 GEMMAS = ["gemma_f32", "gemma2_f32", "gemma3_f32"]
 
 
@@ -60,7 +60,7 @@ def test_plan_says_which_layers_slide():
 
 
 @pytest.mark.parametrize("name, options", [
-    ("gemma2_f32", ()), ("gemma3_bf16", ("--quantization", "int4")),
+    ("gemma2_f32", ()), ("gemma3_bf16", ("--quantization", "int4")), ("olmo3_f32", ()),
     ("qwen2_window_bf16", ("--kv-cache-dtype", "fp8"))], ids=str)
 def test_same_bits(serve, name, options):
     check_same_bits(serve, checkpoint.GOLDEN / name, options)

@@ -1,5 +1,5 @@
-"""Mixtures of experts: Mixtral's and Qwen3's. Their greedy tokens at every number of ranks are
-tested with those of all goldens; here is what only a mixture has."""
+"""Mixtures of experts: Mixtral's, MiniMax-M2's, OLMoE's and Qwen3's. Their greedy tokens at every
+number of ranks are tested with those of all goldens; here is what only a mixture has."""
 
 import json
 import os
@@ -19,9 +19,11 @@ from test_int_weights import SAMPLED
 sys.path.insert(0, str(ROOT / "tests/oracle"))
 import llama_numpy  # noqa: E402
 
-NAMES = ["mixtral_f32", "qwen3_moe_bf16", "qwen3_moe_f32"]
+NAMES = ["minimax_m2_f32", "mixtral_f32", "qwen3_moe_bf16", "qwen3_moe_f32"]
 EXPERT = {"mixtral_f32": "model.layers.1.block_sparse_moe.experts.3.w3.weight",
           "qwen3_moe_bf16": "model.layers.1.mlp.experts.7.down_proj.weight"}
+CORRECTION = "model.layers.1.block_sparse_moe.e_score_correction_bias"
+K_NORM = "model.layers.1.self_attn.k_norm.weight"
 ROUTER = {"mixtral_f32": "model.layers.0.block_sparse_moe.gate.weight",
           "qwen3_moe_bf16": "model.layers.0.mlp.gate.weight"}
 
@@ -34,7 +36,7 @@ def fails(code, *arguments):
 
 def mixture(directory, family="qwen3_moe", **changes):
     """A config.json: more experts than any step has rows, and columns that no split divides."""
-    count = "num_local_experts" if family == "mixtral" else "num_experts"
+    count = "num_local_experts" if family in ("minimax_m2", "mixtral") else "num_experts"
     return checkpoint.write_config(directory, **{
         "model_type": family, "hidden_size": 128, "intermediate_size": 44,
         "num_hidden_layers": 2, "moe_intermediate_size": 44, "num_attention_heads": 8,
@@ -103,12 +105,19 @@ def test_lost_rank(serve):
 # ---- what is computed ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["minimax_m2", "mixtral", "olmoe", "qwen3_moe"])
 def test_synthetic_model(serve, tmp_path, family):
-    """Tokens of numpy, from the file and from the same values without one."""
+    """Tokens of numpy, from the file and from the same values without one; what corrects the choice
+    is no gain."""
     config, model = mixture(tmp_path / "shape", family), tmp_path / "model"
     assert run("synth", "--config", config / "config.json", "-o", model, "--seed", 3) \
         .returncode == 0
+    weights = llama_numpy.read_weights(model)
+    assert (CORRECTION in weights) == (family == "minimax_m2")
+    if CORRECTION in weights:
+        assert 0 < abs(weights[CORRECTION]).max() < 0.1
+    if family in ("minimax_m2", "olmoe"):
+        assert weights[K_NORM].shape == (2 * 16,)
     prompt = [270, 281, 292, 263]
     wanted, _ = llama_numpy.greedy(model, prompt, 24)
     assert serve(model, "-tp", 3).token_ids(prompt, 24) == wanted

@@ -130,7 +130,7 @@ def test_elements_are_where_the_plan_says(tmp_path, located, layout):
 
 @pytest.mark.parametrize("layout", LAYOUTS[1:] + GATHERED, ids=str)
 @pytest.mark.parametrize("name", ["tied_gqa2_f32", "untied_mqa_f16", "phi3_gqa_f32",
-                                  "qwen2_f32", "gemma3_wrapped_bf16", "glm4_f32"])
+                                  "qwen2_f32", "gemma3_wrapped_bf16", "glm4_f32", "olmo2_f32"])
 def test_round_trips(tmp_path, name, layout):
     """Layout -> another -> the first gives the same bytes; so does any way to one rank."""
     model, other = checkpoint.GOLDEN / name, ("1d", 3, None)
