@@ -310,8 +310,8 @@ def test_modes_are_compared(odd):
         for more in (["", " home"] if has_homes else [""])]
 
 
-EXPLAINED = re.compile(r"  (\w+(?: norm)?) +(before|after)? +(\S.*?)  +(\d+)  (=|about) +(.+?); "
-                       r"(.+)")
+EXPLAINED = re.compile(r"  ((?:each|q and k) norm|\w+) +(before|after)? +(\S.*?)  +(\d+)  "
+                       r"(=|about) +(.+?); (.+)")
 
 
 def explained(model, ranks, mode, rows):
@@ -335,11 +335,12 @@ def explained(model, ranks, mode, rows):
 
 @pytest.mark.parametrize("mode,ranks", [("1d", 4), ("1d_sp", 4), ("2d", 4), ("2d", 9),
                                         ("2.5d", 8), ("3d", 8), ("3d_gathered 2,1,1", 2)])
-def test_formulas_stand_beside_numbers(tmp_path, mode, ranks):
+@pytest.mark.parametrize("family", ["llama", "olmo2"])
+def test_formulas_stand_beside_numbers(tmp_path, family, mode, ranks):
     """Each formula gives its number, and a layer's numbers add up to the oracle's."""
     model = checkpoint.write_config(tmp_path / "even", hidden_size=576, num_hidden_layers=1,
                                     num_attention_heads=72, num_key_value_heads=72, head_dim=8,
-                                    intermediate_size=576, vocab_size=576)
+                                    intermediate_size=576, vocab_size=576, model_type=family)
     rows, shape = 144, checkpoint.shape_of(model)
     forms = explained(model, ranks, mode, rows)
     assert len(forms) == (1 if mode in ("1d", "1d_sp", "3d_gathered 2,1,1") else 2)
