@@ -106,7 +106,7 @@ def test_packed_codes(device_server, tmp_path, form, how):
 
 @pytest.mark.parametrize("kind", test_int_weights.KINDS)
 @pytest.mark.parametrize("name", ["tied_gqa2_f32", "qwen3_moe_f32", "glm4_moe_f32",
-                                  "untied_mha_bf16"])
+                                  "untied_mha_bf16", "olmo2_f32"])
 def test_made_codes(device_server, name, kind):
     """--quantization: the head, too, and experts."""
     model = checkpoint.GOLDEN / name
