@@ -81,7 +81,8 @@ static const struct family families[] = {
      .head_norm = true,
      .joint_norm = true,
      .mixture = {.kind = MIXTURE_QWEN, .experts = 64, .chosen = 8, .among = false}},
-    {.model_type = "minimax_m2",
+    {.model_type = "minimax_m2", /* published without a type, in bf16 */
+     .dtype = DTYPE_BF16,
      .vocab = 200064,
      .heads = 48,
      .max_position = 196608,

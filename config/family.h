@@ -38,11 +38,11 @@ struct family {
     int32_t no_rope_interval; /* every so manieth layer does not turn; 0: the keys are not theirs */
     int32_t original;         /* original_max_position_embeddings; 0: max_position */
     double partial;           /* partial_rotary_factor, which may be less than 1; 0: may not */
-    bool rotary_key;          /* rotary_dim is theirs: so many elements turn */
+    bool rotary_key;          /* rotary_dim is theirs, so many elements; a factor wins */
     bool multipliers;         /* Granite's three, and logits_scaling */
     bool sections;            /* places have several numbers, all alike for texts */
     double local_theta;       /* of the layers that slide; 0: theta */
-    bool local_plain;         /* layers that slide turn by theta alone, whatever stretches it */
+    bool local_plain;         /* layers that slide turn by theta alone, unless said of them */
     double query_scalar;      /* query_pre_attn_scalar; 0: head_dim */
     double attention_softcap, final_softcap; /* 0: the keys are not theirs */
 };

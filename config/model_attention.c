@@ -135,7 +135,8 @@ static void read_partial(struct reader *r, const struct family *f, struct model_
         reader_fail(r, "partial_rotary_factor",
                     f->partial > 0 ? "a number above 0, to 1" : "1 (others are not supported)");
     if (m->rotary_dim < 2 || m->rotary_dim % 2 != 0)
-        reader_fail(r, "partial_rotary_factor", "one by which an even number of elements turns");
+        reader_fail(r, !v && f->rotary_key ? "rotary_dim" : "partial_rotary_factor",
+                    "one by which an even number of elements turns");
 }
 
 /* The members of one rotation; what they leave out stays. */

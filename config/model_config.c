@@ -101,7 +101,9 @@ static void read_biases(struct reader *r, const struct family *f, struct model_c
     if (f->o_bias_key)
         m->o_bias = reader_bool(r, f->o_bias_key, f->o_bias);
     if (!f->qkv_bias && !f->qkv_bias_key && reader_bool(r, "attention_bias", false))
-        reader_fail(r, "attention_bias", "false (a bias of o_proj is not supported)");
+        reader_fail(r, "attention_bias",
+                    f->joint_norm ? "false (biases in front of norms of q and k are not supported)"
+                                  : "false (a bias of o_proj is not supported)");
     if (f->o_bias && !reader_bool(r, "attention_bias", true))
         reader_fail(r, "attention_bias", "true");
     if (reader_bool(r, "mlp_bias", false))

@@ -36,7 +36,8 @@ static void read_block(struct reader *r, const char *key, struct quant_config *q
 /* As DeepSeek and Qwen publish them: blocks with X_scale_inv, or one X_scale per tensor. */
 static void read_fp8(struct reader *r, struct quant_config *q)
 {
-    if (jdoc_get_value(r->object, "fmt"))
+    const char *fmt = reader_string(r, "fmt");
+    if (fmt && strcmp(fmt, "float8_e4m3fn") != 0) /* PyTorch's name, which MiniMax uses */
         reader_expect(r, "fmt", "e4m3");
     if (!jdoc_get_value(r->object, "weight_block_size"))
         return;

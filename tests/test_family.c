@@ -140,7 +140,7 @@ static void test_refusals(void **state)
          "is 1409, expected a multiple of moe_intermediate_size, which is 1408"},
         {"qwen2_moe", ",\"use_sliding_window\":true", "use_sliding_window is true, expected false"},
         {"qwen2_moe", ",\"mlp_only_layers\":[0]", "layers without experts are not supported"},
-        {"olmo2", ",\"attention_bias\":true", "attention_bias is true, expected false"},
+        {"olmo2", ",\"attention_bias\":true", "expected false (biases in front of norms of q"},
         {"olmo2", ",\"sliding_window\":9", "sliding_window is 9, expected null"},
         {"olmo3", ",\"sliding_window\":null", "expected a number, since some layers slide"},
         {"olmo2", ",\"rope_parameters\":{\"full_attention\":{}}", "one rotation for all layers"},
@@ -154,7 +154,8 @@ static void test_refusals(void **state)
         {"minimax_m2", ",\"use_routing_bias\":false", "use_routing_bias is false, expected true"},
         {"minimax_m2", ",\"shared_intermediate_size\":8",
          "shared_intermediate_size is 8, expected 0"},
-        {"minimax_m2", ",\"rotary_dim\":7", "expected one by which an even number"},
+        {"minimax_m2", ",\"rotary_dim\":7",
+         "rotary_dim is 7, expected one by which an even number"},
         {"minimax_m2", ",\"rotary_dim\":130", "rotary_dim is 130, expected an integer"},
     };
     for (size_t i = 0; i < ARRAY_LEN(refused); i++) {
@@ -308,6 +309,7 @@ static void test_joint_norms(void **state)
         assert_true(m.rope.theta == cases[i].theta && m.rope.kind == ROPE_DEFAULT);
         assert_true(!m.tied && !m.qkv_bias && !m.o_bias && !m.norm_offset);
         assert_int_equal(m.rotary_dim, m.head_dim);
+        assert_int_equal(m.dtype, i == 3 ? DTYPE_BF16 : DTYPE_F32);
         assert_true(i == 1 ? m.window == 4096 && m.slides[0] == 7 : m.window == 0);
     }
     const struct mixture_config *x = &m.mixture;
@@ -318,6 +320,12 @@ static void test_joint_norms(void **state)
               "\"qk_norm_type\":\"per_layer\",\"attn_type_list\":[1,1,1,1],\"head_dim\":96",
               &m);
     assert_true(m.rotary_dim == 64 && m.head_dim == 96 && x->experts == 16);
+    ok_family("minimax_m2", /* as MiniMax writes it */
+              ",\"quantization_config\":{\"activation_scheme\":\"dynamic\","
+              "\"fmt\":\"float8_e4m3fn\",\"quant_method\":\"fp8\",\"weight_block_size\":[128,128],"
+              "\"modules_to_not_convert\":[\"gate\",\"e_score_correction_bias\",\"lm_head\"]}",
+              &m);
+    assert_true(m.quant.code == DTYPE_F8_E4M3 && m.quant.rows == 128 && m.quant.inverse);
     ok_family("minimax_m2", ",\"rotary_dim\":64,\"partial_rotary_factor\":0.25", &m);
     assert_int_equal(m.rotary_dim, 32); /* which counts where both are said */
     ok_family("olmoe", ",\"norm_topk_prob\":true,\"clip_qkv\":null", &m);

@@ -36,16 +36,22 @@ static struct plan *builtin(int32_t ranks)
     return p;
 }
 
-static struct flow *flow_of(const struct model_config *m, const char *mode, int32_t ranks)
+static struct flow *typed_flow(const struct model_config *m, const char *mode, int32_t ranks,
+                               enum dtype dtype)
 {
     struct flow *f = NULL;
     struct plan *p = NULL;
     struct err err;
     if (plan_load(mode, NULL, NULL, ranks, &p, &err) != OK ||
-        layout_flow(m, p, DTYPE_F32, backend_find("ref"), &f, &err) != OK)
+        layout_flow(m, p, dtype, backend_find("ref"), &f, &err) != OK)
         fail_msg("%s at %d ranks: %s", mode, ranks, err.text);
     plan_close(p);
     return f;
+}
+
+static struct flow *flow_of(const struct model_config *m, const char *mode, int32_t ranks)
+{
+    return typed_flow(m, mode, ranks, DTYPE_F32);
 }
 
 static struct layout *lay_out(const struct model_config *m, const struct flow *f, int32_t rank)
@@ -577,6 +583,23 @@ static void test_shared_experts(void **state)
     }
 }
 
+/* MiniMax's is published in fp32, whatever type the rest has. */
+static void test_types_of_routers(void **state)
+{
+    (void)state;
+    static const enum mixture_kind kinds[] = {MIXTURE_MINIMAX, MIXTURE_QWEN};
+    for (size_t i = 0; i < ARRAY_LEN(kinds); i++) {
+        const struct model_config m = mixed(kinds[i], 0, 0);
+        struct flow *f = typed_flow(&m, "1d", 2, DTYPE_BF16);
+        struct layout *l = lay_out(&m, f, 1);
+        const struct local_weight *w = &l->weights[layout_find(l, ROLE_ROUTER, 3)];
+        assert_int_equal(w->spec.dtype, i == 0 ? DTYPE_F32 : DTYPE_BF16);
+        assert_int_equal(layout_find(l, ROLE_CORRECTION, 3) >= 0, i == 0);
+        layout_close(l);
+        flow_close(f);
+    }
+}
+
 /* What is planned for a rank without a list of its weights is what the list comes to. */
 static void test_arenas(void **state)
 {
@@ -704,6 +727,7 @@ int main(void)
         cmocka_unit_test(test_corpus),
         cmocka_unit_test(test_layouts_tile),
         cmocka_unit_test(test_shared_experts),
+        cmocka_unit_test(test_types_of_routers),
         cmocka_unit_test(test_arenas),
         cmocka_unit_test(test_leaves_fold_alike),
     };

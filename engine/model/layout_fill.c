@@ -243,7 +243,8 @@ static bool is_vector(enum role role)
            param_is_post_norm(role) || param_goes_with_qkv(role) || param_is_bias(role);
 }
 
-/* Never quantised: what it chooses changes at once. */
+/* Never quantised: what it chooses changes at once. MiniMax publishes it in F32 beside other types.
+ */
 static void fill_router(const struct layout *l, const struct model_config *m, const struct param *p,
                         struct which at, struct local_weight *w)
 {
@@ -251,7 +252,7 @@ static void fill_router(const struct layout *l, const struct model_config *m, co
     add_slice(w, p->tensors[0], at, m->mixture.experts, m->hidden, all, in);
     if (p->tensors[1]) /* the gate of the shared experts */
         add_slice(w, p->tensors[1], at, 1, m->hidden, (struct span){0, 1}, in);
-    w->spec.dtype = l->flow->dtype;
+    w->spec.dtype = m->mixture.kind == MIXTURE_MINIMAX ? DTYPE_F32 : l->flow->dtype;
     w->spec.leaves = 1;
     w->spec.cut[1] = w->spec.in;
 }

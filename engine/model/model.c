@@ -272,6 +272,7 @@ static void bind_rules(const struct model *m, const struct model_parts *p, int32
     l->rules = (struct qkv_rules){.bias = vector_of(p, ROLE_QKV_BIAS, layer),
                                   .eps = cfg->norm_eps,
                                   .interleaved = cfg->interleaved};
+    CHECK(!cfg->joint_norm || !l->rules.bias); /* it would come behind the norm */
     if (cfg->joint_norm) {
         const bool shared = heads.begin > kv.begin * (cfg->heads / cfg->kv_heads);
         l->joint = (struct joint_norm){cfg->heads,

@@ -45,7 +45,7 @@ struct flow {
     int64_t *qkv_cut;             /* owned; columns of QKV at the finest cut */
     struct {
         struct extent heads; /* of q and of k behind them; units 0: there are no joint norms */
-        struct route sums; /* adds squares of heads, of which each is some rank's, others' zeros */
+        struct route sums;   /* adds squares: of each head one rank has them, all others zero */
     } joint;
     struct extent hidden;
     enum dtype dtype; /* of the weights */

@@ -96,7 +96,7 @@ void redistribute_close(struct redistribute *r);
 float *redistribute_source(struct redistribute *r, const struct route *route);
 /* src: this rank's contiguous part, any memory but a result of this; rows of what was written at
  * redistribute_source may be run one after another. *result: the part it becomes,
- * valid until the next run that is more than a sum (MOVE_REDUCE) along each of some axes; src
+ * valid until the next run, and if it is no sum (MOVE_REDUCE) itself beyond runs of sums alone; src
  * itself when there is nothing to do. Collective over the axes of the route; all ranks pass the
  * same route and matrix. Allocates nothing. ERR_INTERNAL when a part on the way is larger than was
  * said. */
