@@ -154,14 +154,18 @@ static bool is_same_or_apart(struct cview a, struct cview b)
 
 static bool is_heads(const struct heads *h)
 {
-    return h->heads >= 0 && h->kv_heads >= 0 && h->head_dim >= 2 && h->head_dim % 2 == 0 &&
-           h->head_dim <= BACKEND_HEAD_DIM_MAX &&
+    const bool dims = h->latent > 0
+                          ? h->latent % 16 == 0 && h->head_dim % 16 == 0 &&
+                                h->latent < h->head_dim && h->head_dim <= BACKEND_KEY_DIM_MAX
+                          : h->latent == 0 && h->head_dim <= BACKEND_HEAD_DIM_MAX;
+    return h->heads >= 0 && h->kv_heads >= 0 && h->head_dim >= 2 && h->head_dim % 2 == 0 && dims &&
            (h->heads == 0 || (h->kv_of != NULL && h->kv_heads > 0));
 }
 
 static int64_t qkv_cols(const struct heads *h)
 {
-    return ((int64_t)h->heads + 2 * (int64_t)h->kv_heads) * h->head_dim;
+    const int32_t sides = h->latent > 0 ? 1 : 2;
+    return ((int64_t)h->heads + sides * (int64_t)h->kv_heads) * h->head_dim;
 }
 
 static bool is_rows(const struct rows *r)
@@ -173,8 +177,8 @@ static bool is_rows(const struct rows *r)
 
 static bool is_cache_of(const struct kv_cache *kv, const struct heads *h, int32_t layer)
 {
-    return kv->spec.heads == h->kv_heads && kv->spec.head_dim == h->head_dim && layer >= 0 &&
-           layer < kv->spec.layers;
+    return kv->spec.heads == h->kv_heads && kv->spec.head_dim == h->head_dim &&
+           kv->spec.latent == h->latent && layer >= 0 && layer < kv->spec.layers;
 }
 
 /* Returns ERR_INTERNAL from the calling function, with up to two matrices for the reader. */
@@ -237,7 +241,9 @@ enum status backend_experts_open(struct backend *b, const struct weight *const *
     bool alike = count >= 1 && count <= BACKEND_EXPERTS_MAX;
     for (int32_t i = 0; alike && i < count; i++)
         alike = is_like(&weight[i]->spec, &weight[0]->spec);
-    if (!alike || chosen < 1 || chosen > count || chosen > BACKEND_CHOSEN_MAX || rows_max < 0)
+    if (alike && chosen == 0)
+        alike = dtype_is_compute(weight[0]->spec.dtype) && weight[0]->spec.leaves == 1;
+    if (!alike || chosen < 0 || chosen > count || chosen > BACKEND_CHOSEN_MAX || rows_max < 0)
         return base_fail(err, ERR_INTERNAL, "experts: %d of %d, %s", (int)chosen, (int)count,
                          alike ? "of one shape" : "not of one shape");
     *out = b->ops->experts_open(b, weight, count, chosen, rows_max);
@@ -260,7 +266,12 @@ static bool is_ready(const struct experts *w, const struct routing *r, int32_t r
 
 static bool are_rules(const struct routing_rules *rules, const struct routing *r)
 {
-    return rules->shared >= 0 && rules->shared < r->chosen &&
+    const int32_t routed = r->experts - rules->shared, groups = rules->groups;
+    const bool divided =
+        groups == 0 ||
+        (groups > 0 && groups <= routed && routed % groups == 0 && rules->kept > 0 &&
+         rules->kept <= groups && routed / groups * rules->kept >= r->chosen - rules->shared);
+    return rules->shared >= 0 && rules->shared < r->chosen && divided &&
            (rules->shared > 0 || !rules->gated) && (rules->sigmoid || rules->correction == NULL);
 }
 
@@ -295,6 +306,35 @@ enum status backend_expert_sum(struct backend *b, struct view y, struct cview x,
     REQUIRE("expert_sum", has_shape(cview_of(y), x.rows, w->spec.out), x, y);
     REQUIRE("expert_sum", is_apart(cview_of(y), x), x, y);
     b->ops->expert_sum(b, y, x, w, r);
+    return OK;
+}
+
+enum status backend_head_linear(struct backend *b, struct view y, struct cview x,
+                                const struct experts *w, int32_t kept, struct err *err)
+{
+    const int64_t in = (int64_t)w->count * (w->spec.in + kept);
+    REQUIRE("head_linear", w->chosen == 0 && kept >= 0 && x.rows <= w->rows_max, x, y);
+    REQUIRE("head_linear", has_shape(x, x.rows, in), x, y);
+    REQUIRE("head_linear", is_factor(cview_of(y), x.rows, y.cols), x, y);
+    REQUIRE("head_linear", y.cols >= (int64_t)w->count * (kept + w->spec.out), x, y);
+    REQUIRE("head_linear", is_apart(cview_of(y), x), x, y);
+    b->ops->head_linear(b, y, x, w, kept);
+    return OK;
+}
+
+enum status backend_latent(struct backend *b, struct view query, struct view qkv, struct cview a,
+                           const struct latent_rules *rules, struct err *err)
+{
+    const int64_t key = (int64_t)rules->value + rules->turns;
+    REQUIRE("latent", rules->query >= 0 && rules->value > 0 && rules->turns >= 0, a, qkv);
+    REQUIRE("latent", has_shape(a, a.rows, rules->query + key), a, qkv);
+    REQUIRE("latent", has_shape(cview_of(query), a.rows, rules->query), a, query);
+    REQUIRE("latent", has_shape(cview_of(qkv), a.rows, qkv.cols) && qkv.cols >= key, a, qkv);
+    REQUIRE("latent", rules->value_gain != NULL, a, qkv);
+    REQUIRE("latent", rules->query == 0 || rules->query_gain != NULL, a, query);
+    REQUIRE("latent", is_apart(cview_of(query), a) && is_apart(cview_of(qkv), a), a, qkv);
+    REQUIRE("latent", is_apart(cview_of(query), cview_of(qkv)), query, qkv);
+    b->ops->latent(b, query, qkv, a, rules);
     return OK;
 }
 
@@ -432,6 +472,7 @@ static enum status check_rope(const char *op, struct cview qkv, const struct qkv
 {
     REQUIRE(op, is_rows(rows) && is_heads(h), qkv, table);
     REQUIRE(op, is_result(qkv, rows->count, qkv_cols(h)), qkv, table);
+    REQUIRE(op, h->latent == 0 || h->head_dim - h->latent >= table.cols, qkv, table);
     REQUIRE(op, (rules->q_norm == NULL) == (rules->k_norm == NULL), qkv, table);
     REQUIRE(op, table.cols <= h->head_dim && table.cols % 2 == 0, qkv, table);
     REQUIRE(op, has_shape(table, rows->count, table.cols), qkv, table);
@@ -446,7 +487,7 @@ static enum status check_attend(const char *op, struct cview out, struct cview q
     REQUIRE(op, is_rows(rows) && is_heads(h), qkv, out);
     REQUIRE(op, how->scale > 0 && how->softcap >= 0 && how->window >= 0, qkv, out);
     REQUIRE(op, is_result(qkv, rows->count, qkv_cols(h)), qkv, out);
-    REQUIRE(op, is_factor(out, rows->count, (int64_t)h->heads * h->head_dim), qkv, out);
+    REQUIRE(op, is_factor(out, rows->count, (int64_t)h->heads * backend_value_dim(h)), qkv, out);
     REQUIRE(op, is_apart(out, qkv), qkv, out);
     return OK;
 }

@@ -54,6 +54,7 @@
 #define BACKEND_SEGMENT 256     /* keys per attention segment */
 #define BACKEND_PEERS_MAX 64    /* most addends of sum_tree */
 #define BACKEND_HEAD_DIM_MAX 512
+#define BACKEND_KEY_DIM_MAX 576               /* of a key whose last elements are its value, too */
 #define BACKEND_FLIGHTS 2                     /* groups of downloads under way (fetch) */
 #define BACKEND_FETCHES 4                     /* downloads in one of them, */
 #define BACKEND_FETCH_MAX ((size_t)256 << 10) /* and their bytes together */
@@ -114,6 +115,7 @@ struct weight;    /* opaque: spec and the backend's layout over borrowed storage
 /* Paged KV cache of one rank: `blocks` blocks of 16 positions in so many layers. */
 struct kv_spec {
     int32_t layers, heads, head_dim; /* heads = local KV heads, may be 0 */
+    int32_t latent;                  /* as of struct heads: then only keys are stored */
     int32_t blocks;
     /* F32, F16, BF16, or F8_E4M3: nearest even, saturated at 448, NaN kept; no scale, so that what
      * is stored at a position depends on nothing else. */
@@ -142,7 +144,15 @@ struct rows {
 struct heads {
     int32_t heads, kv_heads, head_dim;
     const int32_t *kv_of;
+    /* 0: keys and values have head_dim elements each. Else a key's last `latent` ones are its
+     * value, too, a multiple of 16, as head_dim is then, up to BACKEND_KEY_DIM_MAX. */
+    int32_t latent;
 };
+/* Elements of a value, and of what attention makes of a head. */
+static inline int32_t backend_value_dim(const struct heads *h)
+{
+    return h->latent > 0 ? h->latent : h->head_dim;
+}
 
 /* What a family does to q, k and v before the rotation, NULL: nothing; and which elements turn
  * together. fp32, on the device. */
@@ -161,6 +171,15 @@ struct joint_norm {
     int32_t first, first_kv; /* of them the first ones of this rank */
     bool shared; /* another rank has the first KV head, too, and tells its squares; false without */
     const float *q_gain, *k_gain; /* [H * E], [K * E] of this rank's heads, fp32, on the device */
+    float eps;
+};
+
+/* Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): what one product makes of a row,
+ * [query | value | turns], is the latent of its queries, that of its value and of what does not
+ * turn in its key, and what turns there. */
+struct latent_rules {
+    int32_t query, value, turns;          /* columns; query may be 0 */
+    const float *query_gain, *value_gain; /* of RMS norms, [query], [value], fp32, on the device */
     float eps;
 };
 
@@ -215,9 +234,13 @@ struct routing_rules {
     float scale;             /* of these shares */
     const float *correction; /* [E - shared] added to scores for the choice alone, on the device;
                                 only with sigmoid; NULL: there is none */
-    int32_t shared;          /* 0 <= shared < chosen */
-    bool gated;              /* the share of each of them is the sigmoid of one more logit, behind
-                                those of the others; else 1 */
+    /* 0: all may be chosen. Else only those of `kept` groups, out of so many that the others are
+     * divided into, one after the other: those with the largest score in them, or with a
+     * correction, sum of the two largest corrected ones; ties to the lowest group. */
+    int32_t groups, kept;
+    int32_t shared; /* 0 <= shared < chosen */
+    bool gated;     /* the share of each of them is the sigmoid of one more logit, behind
+                       those of the others; else 1 */
 };
 /* Logits that a row has. */
 static inline int32_t backend_route_logits(int32_t experts, const struct routing_rules *rules)
@@ -412,7 +435,8 @@ struct backend_ops {
     void (*weight_get)(const struct weight *w, int32_t row, float *dst);
 
     /* The handle of a linear's experts, weight[0..count), which are borrowed. Reserves scratch for
-     * its ops with up to rows_max rows that take `chosen` experts each. NULL: no memory. */
+     * its ops with up to rows_max rows that take `chosen` experts each; chosen = 0: they are not
+     * experts but heads' matrices, for head_linear. NULL: no memory. */
     struct experts *(*experts_open)(struct backend *b, const struct weight *const *weight,
                                     int32_t count, int32_t chosen, int32_t rows_max);
     void (*experts_close)(struct experts *e);
@@ -466,6 +490,18 @@ struct backend_ops {
      * columns [i * in, (i + 1) * in) of x; y [T, out]. */
     void (*expert_sum)(struct backend *b, struct view y, struct cview x, const struct experts *w,
                        const struct routing *r);
+    /* What heads have a matrix [out, in] of their own for: x[T, n * (in + kept)] and y[T, cols],
+     * cols >= n * (kept + out), are n heads side by side, w has n matrices; of each head y = [the
+     * last `kept` of x as they are | the first `in` of x * w^T], linear for itself. Other columns
+     * of y stay as they are. x fp32; y fp32, or of the type that linear_in names for who takes it.
+     */
+    void (*head_linear)(struct backend *b, struct view y, struct cview x, const struct experts *w,
+                        int32_t kept);
+    /* a[T, query + value + turns] by the rules: query[T, query] = rmsnorm of the first columns; and
+     * the last turns + value columns of qkv, one KV head's key, = [turns as it is | rmsnorm of
+     * value]. fp32. */
+    void (*latent)(struct backend *b, struct view query, struct view qkv, struct cview a,
+                   const struct latent_rules *rules);
     /* y[t] = x[t] + bias, fp32 [D]. y may alias x. */
     void (*add_bias)(struct backend *b, struct view y, struct cview x, const float *bias);
     /* Biases [E, out] of a linear of experts. After expert_linear, in place: y[t, i] += bias[e], e
@@ -503,14 +539,16 @@ struct backend_ops {
      * as transformers does), times scale. inv_freq fp32 [E/2]. */
     void (*rope_table)(struct backend *b, struct view table, const int32_t *position,
                        const float *inv_freq, float scale);
-    /* qkv[T, (H + 2K) * E] = [q heads | k heads | v heads]: applies the rules (the bias is one
+    /* qkv[T, (H + 2K) * E] = [q heads | k heads | v heads], or with latents [T, (H + K) * E] = [q
+     * heads | k heads]: applies the rules (the bias is one
      * addition, the norm of a head that of rmsnorm), rotates the first R elements of each q and k
      * by table[T, R] (pair i: elements i and i + R/2, interleaved 2i and 2i + 1; R may be 0), all
-     * in place, and stores k and v at the rows' positions of `layer`. */
+     * in place, and stores k and v, if it is apart, at the rows' positions of `layer`. */
     void (*rope_kv)(struct backend *b, struct view qkv, const struct qkv_rules *rules,
                     struct cview table, const struct heads *h, const struct rows *rows,
                     struct kv_cache *kv, int32_t layer);
-    /* out[T, H * E]: attention of each row's q over the positions of its slot that it sees. */
+    /* out[T, H * backend_value_dim]: attention of each row's q over the positions of its slot that
+     * it sees. */
     void (*attend)(struct backend *b, struct view out, struct cview qkv, const struct heads *h,
                    const struct attention *how, const struct rows *rows, const struct kv_cache *kv,
                    int32_t layer);
@@ -603,7 +641,8 @@ enum status backend_linear(struct backend *b, struct view y, struct cview x, con
 enum status backend_linear_fused(struct backend *b, struct view y, struct cview x,
                                  const struct weight *w, const struct linear_fusion *f,
                                  struct err *err) MUST_USE;
-/* As experts_open. weight: all of one spec, count <= BACKEND_EXPERTS_MAX. */
+/* As experts_open. weight: all of one spec, count <= BACKEND_EXPERTS_MAX; heads' matrices are of
+ * F32, F16 or BF16 and in one leaf. */
 enum status backend_experts_open(struct backend *b, const struct weight *const *weight,
                                  int32_t count, int32_t chosen, int32_t rows_max,
                                  struct experts **out, struct err *err) MUST_USE;
@@ -615,6 +654,10 @@ enum status backend_expert_linear(struct backend *b, struct view y, struct cview
 enum status backend_expert_sum(struct backend *b, struct view y, struct cview x,
                                const struct experts *w, const struct routing *r,
                                struct err *err) MUST_USE;
+enum status backend_head_linear(struct backend *b, struct view y, struct cview x,
+                                const struct experts *w, int32_t kept, struct err *err) MUST_USE;
+enum status backend_latent(struct backend *b, struct view query, struct view qkv, struct cview a,
+                           const struct latent_rules *rules, struct err *err) MUST_USE;
 enum status backend_add_bias(struct backend *b, struct view y, struct cview x, const float *bias,
                              struct err *err) MUST_USE;
 enum status backend_expert_bias(struct backend *b, struct view y, const float *bias,

@@ -45,7 +45,8 @@ static size_t weight_bytes(const struct weight_spec *spec)
 
 static size_t kv_bytes(const struct kv_spec *s)
 {
-    return base_align((size_t)s->layers * (size_t)s->blocks * (size_t)s->heads * 2 *
+    const size_t sides = s->latent > 0 ? 1 : 2;
+    return base_align((size_t)s->layers * (size_t)s->blocks * (size_t)s->heads * sides *
                           BACKEND_BLOCK_TOKENS * (size_t)s->head_dim * dtype_size(s->dtype),
                       64);
 }
@@ -147,8 +148,10 @@ static size_t kv_index(const struct kv_cache *kv, int32_t layer, const struct ro
     size_t entry = (size_t)rows->slot[t] * (size_t)rows->table_cols;
     size_t block = (size_t)rows->table[entry + (size_t)(position / BACKEND_BLOCK_TOKENS)];
     size_t index = ((size_t)layer * (size_t)s->blocks + block) * (size_t)s->heads + (size_t)head;
-    index = (index * 2 + side) * BACKEND_BLOCK_TOKENS + (size_t)(position % BACKEND_BLOCK_TOKENS);
-    return index * (size_t)s->head_dim;
+    index = s->latent > 0 ? index : index * 2 + side;
+    index = index * BACKEND_BLOCK_TOKENS + (size_t)(position % BACKEND_BLOCK_TOKENS);
+    const int32_t skipped = s->latent > 0 && side == VALUE ? s->head_dim - s->latent : 0;
+    return index * (size_t)s->head_dim + (size_t)skipped;
 }
 
 /* ---- ops ------------------------------------------------------------------------------------- */
@@ -237,6 +240,24 @@ static void linear(struct backend *b, struct view y, struct cview x, const struc
         row_of(row, x, t, &w->spec);
         for (int32_t n = 0; n < y.cols; n++)
             *cell(y, t, n) = (float)dot(row, w, n);
+    }
+    free(row);
+}
+
+static void head_linear(struct backend *b, struct view y, struct cview x, const struct experts *w,
+                        int32_t kept)
+{
+    (void)b;
+    const int32_t in = w->spec.in, out = w->spec.out;
+    const struct cview heads = {x.data, x.dtype, x.rows * w->count, in + kept};
+    double *row = row_open(in + kept);
+    for (int32_t i = 0; i < heads.rows; i++) {
+        const int32_t t = i / w->count, head = i % w->count, first = head * (kept + out);
+        row_of(row, heads, i, &w->spec);
+        for (int32_t n = 0; n < kept; n++)
+            *cell(y, t, first + n) = at(heads, i, in + n);
+        for (int32_t n = 0; n < out; n++)
+            *cell(y, t, first + kept + n) = (float)dot(row, w->weight[head], n);
     }
     free(row);
 }
@@ -383,6 +404,20 @@ static void norm(float *y, const float *x, const float *gain, float eps, int32_t
         y[i] = (float)((double)x[i] * r * (double)gain[i]);
 }
 
+static void latent(struct backend *b, struct view query, struct view qkv, struct cview a,
+                   const struct latent_rules *r)
+{
+    (void)b;
+    for (int32_t t = 0; t < a.rows; t++) {
+        const float *from = (const float *)a.data + (ptrdiff_t)t * a.cols;
+        float *key = cell(qkv, t, qkv.cols - r->turns - r->value);
+        if (r->query > 0)
+            norm(cell(query, t, 0), from, r->query_gain, r->eps, r->query);
+        memcpy(key, from + r->query + r->value, (size_t)r->turns * sizeof *key);
+        norm(key + r->turns, from + r->query, r->value_gain, r->eps, r->value);
+    }
+}
+
 static void rmsnorm(struct backend *b, struct view y, struct cview x, const float *gain, float eps)
 {
     (void)b;
@@ -520,7 +555,7 @@ static void rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *
         apply(rules, cell(qkv, t, 0), h);
         for (int32_t i = 0; i < h->heads + h->kv_heads; i++)
             rotate(cell(qkv, t, i * dim), table, t, rules->interleaved);
-        for (int32_t i = 0; i < 2 * h->kv_heads; i++) {
+        for (int32_t i = 0; i < (h->latent > 0 ? 1 : 2) * h->kv_heads; i++) {
             const float *src = cell(qkv, t, (h->heads + i) * dim);
             size_t to = kv_index(kv, layer, rows, t, rows->position[t], i % h->kv_heads,
                                  i < h->kv_heads ? KEY : VALUE);
@@ -546,7 +581,8 @@ static void attend_head(float *out, const float *q, const struct kv_cache *kv,
                         const struct attention *how, int32_t layer, const struct rows *rows,
                         int32_t t, int32_t head, int32_t kv_head)
 {
-    const int32_t dim = kv->spec.head_dim, last = rows->position[t];
+    const int32_t dim = kv->spec.latent > 0 ? kv->spec.latent : kv->spec.head_dim;
+    const int32_t last = rows->position[t];
     const int32_t first = how->window > 0 && last >= how->window ? last + 1 - how->window : 0;
     double max = how->sink ? (double)how->sink[head] : -INFINITY;
     double sum, o[BACKEND_HEAD_DIM_MAX] = {0};
@@ -573,7 +609,7 @@ static void attend(struct backend *b, struct view out, struct cview qkv, const s
         for (int32_t i = 0; rows->slot[t] < 0 && i < out.cols; i++)
             *cell(out, t, i) = 0;
         for (int32_t i = 0; rows->slot[t] >= 0 && i < h->heads; i++)
-            attend_head(cell(out, t, i * h->head_dim),
+            attend_head(cell(out, t, i * backend_value_dim(h)),
                         (const float *)qkv.data + (size_t)t * (size_t)qkv.cols +
                             (size_t)(i * h->head_dim),
                         kv, how, layer, rows, t, i, h->kv_of[i]);
@@ -688,6 +724,8 @@ const struct backend_ops ref_ops = {
     .route = route,
     .expert_linear = expert_linear,
     .expert_sum = expert_sum,
+    .head_linear = head_linear,
+    .latent = latent,
     .add_bias = add_bias,
     .expert_bias = expert_bias,
     .expert_bias_sum = expert_bias_sum,
