@@ -37,8 +37,12 @@ struct kv_spec footprint_kv(const struct footprint *f, const struct model_config
                             const struct flow *flow, int32_t rank)
 {
     const int32_t heads = (int32_t)span_len(layout_kv_heads(m, flow, rank));
-    return (struct kv_spec){f->limits.groups.layers, heads, m->head_dim, f->limits.blocks,
-                            f->kv_dtype};
+    return (struct kv_spec){.layers = f->limits.groups.layers,
+                            .heads = heads,
+                            .head_dim = m->head_dim,
+                            .latent = m->latent.value,
+                            .blocks = f->limits.blocks,
+                            .dtype = f->kv_dtype};
 }
 
 int32_t footprint_threads(const struct options *o)

@@ -54,9 +54,11 @@ static void take(double *most, double n)
 
 static void weigh(const struct flow *f, int32_t rank, int32_t rows, struct costs_here *out)
 {
-    static const enum plan_part parts[] = {PLAN_QKV, PLAN_O, PLAN_GATE_UP, PLAN_DOWN};
+    static const enum plan_part parts[] = {PLAN_QKV, PLAN_LATENT, PLAN_O, PLAN_GATE_UP, PLAN_DOWN};
     const double stream = (double)rows * (double)f->hidden.units;
-    double macs = 0, held = 0, whole = 0;
+    const double each =
+        (double)f->latent.value * (f->latent.plain + f->latent.head); /* of a head */
+    double macs = 0, held = flow_heads(f, rank) * each, whole = f->heads * each;
     for (size_t i = 0; i < ARRAY_LEN(parts); i++) {
         const struct flow_linear *l = &f->phase[PLAN_PREFILL].linear[parts[i]];
         const struct weight_spec mine = flow_weight(f, parts[i], rank);

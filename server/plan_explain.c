@@ -107,6 +107,7 @@ static void explain_form(const struct form *v)
     explain_linear(v, "embed_tokens", PLAN_EMBED, v->rows);
     explain_route(v, "each norm", "", &p->sums, v->rows, one);
     explain_linear(v, "qkv_proj", PLAN_QKV, v->rows);
+    explain_linear(v, "latents", PLAN_LATENT, v->rows);
     explain_route(v, "q and k norm", "", &v->f->joint.sums, v->rows, v->f->joint.heads);
     explain_linear(v, "o_proj", PLAN_O, v->rows);
     explain_linear(v, "gate_up_proj", PLAN_GATE_UP, v->rows);

@@ -44,6 +44,17 @@ void fp8_quantize(uint8_t *codes, const void *row, enum dtype dtype, struct span
     }
 }
 
+void fp8_values(float *values, const uint8_t *codes, struct span range, int32_t group,
+                const float *scale)
+{
+    const int64_t first = group > 0 ? range.begin / group : 0;
+    for (int64_t k = range.begin; k < range.end; k++) {
+        const int64_t i = k - range.begin;
+        values[i] =
+            dtype_load(codes, DTYPE_F8_E4M3, (size_t)i) * scale[group > 0 ? k / group - first : 0];
+    }
+}
+
 bool fp8_finite(const uint8_t *codes, size_t n)
 {
     unsigned bad = 0;

@@ -10,6 +10,10 @@ bool fp8_scale(const void *row, enum dtype dtype, int64_t n, float *scale);
 /* Codes of elements [range.begin, range.end) of a row: nearest to element / scale, ties to even. */
 void fp8_quantize(uint8_t *codes, const void *row, enum dtype dtype, struct span range,
                   float scale);
+/* Values of the codes of a row's elements `range`: times their scales, one for each group of so
+ * many columns of the tensor (0: one for all), of which scale[0] is that of the first element. */
+void fp8_values(float *values, const uint8_t *codes, struct span range, int32_t group,
+                const float *scale);
 /* No NaN among n codes? */
 bool fp8_finite(const uint8_t *codes, size_t n);
 

@@ -80,11 +80,6 @@ void loader_close(struct backend *b, struct loaded *l)
 
 /* ---- cutting the work ---- */
 
-static int64_t rows_of(const struct local_weight *w)
-{
-    return w->kind == LOCAL_LINEAR ? w->spec.out : w->spec.in;
-}
-
 /* Are its rows groups of 4 bits a code in the checkpoint, or words of several codes? */
 static bool is_blocks(const struct job *j, const struct local_weight *w)
 {
@@ -100,6 +95,12 @@ static bool is_packed(const struct job *j, const struct local_weight *w)
 static bool has_scales(const struct job *j, const struct local_weight *w)
 {
     return j->c && w->quant.kind == QUANT_FILE && !is_blocks(j, w) && !is_packed(j, w);
+}
+
+/* Are its codes made values, which it holds? */
+static bool decodes(const struct job *j, const struct local_weight *w)
+{
+    return has_scales(j, w) && !dtype_is_scaled(w->spec.dtype);
 }
 
 /* The type a slice's values come in. */
@@ -148,16 +149,25 @@ static size_t row_bytes(const struct job *j, const struct local_weight *w)
         if (row > widest)
             widest = row;
     }
+    if (decodes(j, w))
+        widest += (size_t)placement_cols(w) * sizeof(float);
     if (dtype_is_scaled(w->spec.dtype))
         widest += (size_t)w->spec.in + (size_t)backend_scales(&w->spec) * sizeof(float);
     return widest;
 }
 
-/* Rows whose staging takes about so many bytes; a vector is never cut. */
+/* Bytes behind all else in staging, where a weight is transposed. */
+static size_t room_bytes(const struct local_weight *w)
+{
+    const size_t values = (size_t)w->spec.in * (size_t)w->spec.out;
+    return w->transposed ? base_align(values * sizeof(float), 64) : 0;
+}
+
+/* Rows whose staging takes about so many bytes; a vector is never cut, nor what is transposed. */
 static int64_t rows_within(const struct job *j, const struct local_weight *w, size_t bytes)
 {
-    if (w->kind == LOCAL_VECTOR)
-        return rows_of(w);
+    if (w->kind == LOCAL_VECTOR || w->transposed)
+        return placement_rows(w);
     size_t group = row_bytes(j, w) * GROUP;
     size_t groups = group >= bytes ? 1 : bytes / group;
     return (int64_t)groups * GROUP;
@@ -183,7 +193,7 @@ static int64_t piece_rows(const struct job *j, const struct local_weight *w)
 /* Nothing to read where the rank owns no rows or no columns. */
 static bool is_empty(const struct local_weight *w)
 {
-    return rows_of(w) == 0 || w->spec.in == 0;
+    return w->spec.out == 0 || w->spec.in == 0;
 }
 
 static enum status cut(struct job *j, struct err *err)
@@ -195,12 +205,11 @@ static enum status cut(struct job *j, struct err *err)
             const struct local_weight *w = &j->weights[i];
             if (is_empty(w))
                 continue;
-            int64_t n = rows_of(w), step = item_rows(j, w);
+            int64_t n = placement_rows(w), step = item_rows(j, w);
             const size_t rows = (size_t)base_min64(n, piece_rows(j, w));
             const size_t need =
                 is_packed(j, w) ? loader_packed_bytes(w, rows) : rows * row_bytes(j, w);
-            if (need > j->staging_bytes)
-                j->staging_bytes = need;
+            j->staging_bytes = base_max_size(j->staging_bytes, need + room_bytes(w));
             for (int64_t row = 0; row < n; row += step, count++)
                 if (pass == 1)
                     j->items[count] = (struct item){i, {row, base_min64(row + step, n)}};
@@ -274,6 +283,38 @@ static void put_vector(const struct job *j, int32_t weight, int64_t at, const vo
     }
 }
 
+/* values: [in, out]; the weight is put as a whole. */
+static void put_transposed(struct job *j, int32_t weight, const void *values, enum dtype dtype,
+                           const struct worker *own)
+{
+    const struct local_weight *w = &j->weights[weight];
+    const size_t in = (size_t)w->spec.in, out = (size_t)w->spec.out, size = dtype_size(dtype);
+    char *room = own->staging + j->staging_bytes - room_bytes(w);
+    for (size_t i = 0; i < in; i++)
+        for (size_t o = 0; o < out; o++)
+            memcpy(room + (o * in + i) * size, (const char *)values + (i * out + o) * size, size);
+    j->backend->ops->weight_put(j->l->linear[weight], 0, (int32_t)out, room, dtype, in * size);
+}
+
+void loader_put(struct job *j, int32_t weight, int64_t at, int64_t rows, const void *values,
+                enum dtype dtype, size_t stride, const struct worker *own)
+{
+    const struct local_weight *w = &j->weights[weight];
+    if (!w->transposed) {
+        j->backend->ops->weight_put(j->l->linear[weight], (int32_t)at, (int32_t)rows, values, dtype,
+                                    stride);
+        return;
+    }
+    CHECK(at == 0 && rows == w->spec.in && stride == (size_t)w->spec.out * dtype_size(dtype));
+    put_transposed(j, weight, values, dtype, own);
+}
+
+static const struct fp8_scales *scales_of(const struct job *j, int32_t weight,
+                                          const struct tensor_slice *s)
+{
+    return &j->scales[(size_t)weight * j->slices_max + (size_t)(s - j->weights[weight].slices)];
+}
+
 static enum status bad_value(const char *tensor, int64_t row, struct err *err)
 {
     return base_fail(err, ERR_MODEL,
@@ -300,6 +341,27 @@ static bool quantize_row(const struct job *j, const struct local_weight *w,
     return true;
 }
 
+/* Values of the codes that staging holds. */
+static enum status put_decoded(struct job *j, int32_t weight, const struct tensor_slice *s,
+                               struct span rows, int64_t at, const struct worker *own,
+                               struct err *err)
+{
+    const struct local_weight *w = &j->weights[weight];
+    const struct fp8_scales *scales = scales_of(j, weight, s);
+    const size_t n = (size_t)span_len(rows), cols = (size_t)span_len(s->cols);
+    const uint8_t *codes = (const uint8_t *)own->staging;
+    float *values = (float *)(void *)(own->staging + base_align(n * cols, 64));
+    for (size_t r = 0; r < n; r++) {
+        const int64_t row = rows.begin + (int64_t)r;
+        if (!fp8_finite(codes + r * cols, cols))
+            return bad_value(s->tensor, row, err);
+        fp8_values(values + r * cols, codes + r * cols, s->cols, w->quant.cols,
+                   fp8_scales_row(scales, row));
+    }
+    loader_put(j, weight, at, (int64_t)n, values, DTYPE_F32, cols * sizeof(float), own);
+    return OK;
+}
+
 /* Codes and scales of rows that staging holds as they came from the file. */
 static enum status put_codes(struct job *j, int32_t weight, const struct tensor_slice *s,
                              struct span rows, int64_t at, char *staging, struct err *err)
@@ -310,9 +372,7 @@ static enum status put_codes(struct job *j, int32_t weight, const struct tensor_
     const size_t stride =
         (size_t)span_len(source_cols(j, w, s)) * dtype_size(source_dtype(j, w, s));
     const size_t groups = (size_t)backend_scales(&w->spec);
-    const struct fp8_scales *scales =
-        quantizes(j, w) ? NULL
-                        : &j->scales[(size_t)weight * j->slices_max + (size_t)(s - w->slices)];
+    const struct fp8_scales *scales = quantizes(j, w) ? NULL : scales_of(j, weight, s);
     uint8_t *codes = (uint8_t *)staging;
     if (quantizes(j, w))
         codes += base_align(n * stride, 64);
@@ -375,10 +435,11 @@ static enum status fill_slice(struct job *j, const struct item *it, const struct
     enum status st = fetch(j, w, s, rows, cols, dtype, own, err);
     if (st == OK && scaled)
         st = put_codes(j, it->weight, s, rows, begin, staging, err);
+    else if (st == OK && decodes(j, w))
+        st = put_decoded(j, it->weight, s, rows, begin, own, err);
     else if (st == OK && linear)
-        j->backend->ops->weight_put(j->l->linear[it->weight], (int32_t)begin,
-                                    (int32_t)(end - begin), staging, dtype,
-                                    (size_t)span_len(cols) * dtype_size(dtype));
+        loader_put(j, it->weight, begin, end - begin, staging, dtype,
+                   (size_t)span_len(cols) * dtype_size(dtype), own);
     else if (st == OK)
         put_vector(j, it->weight, begin, staging, dtype, end - begin);
     if (st != OK)
@@ -468,9 +529,9 @@ static enum status check_written(const struct job *j, struct err *err)
     for (int32_t i = 0; i < j->l->count; i++) {
         const struct local_weight *w = &j->weights[i];
         int64_t got = atomic_load(&j->written[i]);
-        if (!is_empty(w) && got != rows_of(w))
+        if (!is_empty(w) && got != placement_rows(w))
             return base_fail(err, ERR_MODEL, "weight %s: %lld of %lld rows were loaded", w->name,
-                             (long long)got, (long long)rows_of(w));
+                             (long long)got, (long long)placement_rows(w));
     }
     return OK;
 }

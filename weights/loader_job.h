@@ -42,6 +42,9 @@ struct worker {
 enum status loader_read(struct job *j, const struct checkpoint_tensor *t, struct span rows,
                         struct span cols, void *to, const struct worker *own,
                         struct err *err) MUST_USE;
+/* Rows of values into a weight, from its row `at` on, that begin `stride` bytes apart. */
+void loader_put(struct job *j, int32_t weight, int64_t at, int64_t rows, const void *values,
+                enum dtype dtype, size_t stride, const struct worker *own);
 /* So many bytes were read. */
 void loader_count(struct job *j, uint64_t bytes);
 

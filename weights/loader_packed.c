@@ -19,7 +19,7 @@ struct packed {
 /* Bytes of rows of a part in staging, wherever the first of them begins in a word. */
 static size_t part_bytes(const struct local_weight *w, enum packed_part part, size_t rows)
 {
-    const size_t p = w->quant.code == DTYPE_I8 ? 4 : 8, in = (size_t)w->spec.in;
+    const size_t p = w->quant.code == DTYPE_I8 ? 4 : 8, in = (size_t)placement_cols(w);
     const size_t groups = w->quant.cols > 0 ? in / (size_t)w->quant.cols + 2 : 1;
     if (part == PACKED_CODES && w->quant.form == QUANT_AWQ)
         return in * (rows / p + 2) * WORD;
@@ -36,7 +36,7 @@ static bool holds_values(const struct local_weight *w)
 /* Cuts staging up; staging NULL: how many bytes that takes. */
 static size_t cut(const struct local_weight *w, char *staging, size_t rows, struct packed *p)
 {
-    const size_t in = (size_t)w->spec.in, scales = (size_t)backend_scales(&w->spec);
+    const size_t in = (size_t)placement_cols(w), scales = (size_t)backend_scales(&w->spec);
     size_t at = 0;
     for (int i = PACKED_CODES; i <= PACKED_ZEROS; i++) {
         p->part[i] = staging ? staging + at : NULL;
@@ -112,7 +112,7 @@ enum status loader_packed_fill(struct job *j, int32_t weight, const struct tenso
     enum status st = OK;
     const struct backend_ops *ops = j->backend->ops;
     const struct local_weight *w = &j->weights[weight];
-    const size_t n = (size_t)span_len(rows), in = (size_t)w->spec.in;
+    const size_t n = (size_t)span_len(rows), in = (size_t)placement_cols(w);
     const size_t scales = (size_t)backend_scales(&w->spec);
     const struct checkpoint_tensor *tensors[PACKED_PARTS] = {NULL};
     struct weight *to = j->l->linear[weight];
@@ -136,7 +136,7 @@ enum status loader_packed_fill(struct job *j, int32_t weight, const struct tenso
             return refuse(fault, s, row, tensors, err);
     }
     if (p.values) {
-        ops->weight_put(to, (int32_t)at, (int32_t)n, p.values, DTYPE_F32, in * sizeof(float));
+        loader_put(j, weight, at, (int64_t)n, p.values, DTYPE_F32, in * sizeof(float), own);
     } else {
         ops->weight_put(to, (int32_t)at, (int32_t)n, p.codes, DTYPE_I8, in);
         ops->weight_scale(to, (int32_t)at, (int32_t)n, p.scales);

@@ -195,9 +195,9 @@ static enum status slice_sound(const struct local_weight *w, const struct tensor
                          w->name, (long long)s->rows.begin, (long long)s->rows.end,
                          (long long)s->cols.begin, (long long)s->cols.end, s->tensor,
                          (long long)s->shape[0], (long long)s->shape[1]);
-    if (w->kind == LOCAL_LINEAR && span_len(s->cols) != w->spec.in)
+    if (w->kind == LOCAL_LINEAR && span_len(s->cols) != placement_cols(w))
         return base_fail(err, ERR_INTERNAL, "weight %s: %lld columns of %s, but its width is %d",
-                         w->name, (long long)span_len(s->cols), s->tensor, w->spec.in);
+                         w->name, (long long)span_len(s->cols), s->tensor, placement_cols(w));
     return OK;
 }
 
@@ -210,7 +210,7 @@ static struct span filled(const struct local_weight *w, const struct tensor_slic
 
 enum status placement_tiled(const struct local_weight *w, struct err *err)
 {
-    int64_t size = w->kind == LOCAL_LINEAR ? w->spec.out : w->spec.in, sum = 0;
+    int64_t size = placement_rows(w), sum = 0;
     for (int32_t i = 0; i < w->slice_count; i++) {
         enum status st = slice_sound(w, &w->slices[i], err);
         if (st != OK)

@@ -51,9 +51,23 @@ struct local_weight {
     struct tensor_slice *slices; /* borrowed */
     size_t offset, bytes;        /* in the rank's arena, by placement_layout */
     float plus;                  /* LOCAL_VECTOR: added to each element that is loaded */
-    struct quant_config quant;   /* kind is QUANT_NONE unless spec.dtype or what is read for it
-                                    has scales */
+    /* LOCAL_LINEAR, of values: rows of the slices are columns here, and the other way round. It is
+       put as a whole, so such weights are small. */
+    bool transposed;
+    struct quant_config quant; /* kind is QUANT_NONE unless spec.dtype or what is read for it
+                                  has scales */
 };
+
+/* What slices fill one after the other: rows of theirs, or elements of a LOCAL_VECTOR. */
+static inline int64_t placement_rows(const struct local_weight *w)
+{
+    return w->kind == LOCAL_LINEAR && !w->transposed ? w->spec.out : w->spec.in;
+}
+/* LOCAL_LINEAR: columns of each slice. */
+static inline int32_t placement_cols(const struct local_weight *w)
+{
+    return w->transposed ? w->spec.out : w->spec.in;
+}
 
 /* Assigns 64-byte aligned offsets in order and returns the arena's size. */
 enum status placement_layout(const struct backend_ops *ops, struct local_weight *weights,

@@ -20,6 +20,10 @@
 #define GEMMA_POST_NORM "post_feedforward_layernorm"
 #define GLM4_ATTN_NORM "post_self_attn_layernorm"
 #define GLM4_MLP_NORM "post_mlp_layernorm"
+#define Q_LATENT_NORM ATTN "q_a_layernorm"
+#define KV_LATENT_NORM ATTN "kv_a_layernorm"
+#define Q_UP ATTN "q_b_proj.weight"
+#define KV_UP ATTN "kv_b_proj.weight"
 
 /* clang-format off */
 static const struct param params[] = {
@@ -30,6 +34,16 @@ static const struct param params[] = {
     {ROLE_QKV, true, MIXTURE_NONE, ATTN "qkv_proj", NULL,
      {ATTN "q_proj.weight", ATTN "k_proj.weight", ATTN "v_proj.weight"}},
     {ROLE_QKV, true, MIXTURE_NONE, ATTN "qkv_proj", NULL, {ATTN "qkv_proj.weight"}},
+    {ROLE_QKV, true, MIXTURE_NONE, ATTN "qkv_proj", NULL, {ATTN "q_proj.weight"}},
+    {ROLE_QKV, true, MIXTURE_NONE, ATTN "qkv_proj", NULL, {Q_UP}},
+    {ROLE_LATENT, true, MIXTURE_NONE, ATTN "latents", NULL,
+     {ATTN "q_a_proj.weight", ATTN "kv_a_proj_with_mqa.weight"}},
+    {ROLE_LATENT, true, MIXTURE_NONE, ATTN "latents", NULL, {ATTN "kv_a_proj_with_mqa.weight"}},
+    {ROLE_QUERY_LATENT_NORM, true, MIXTURE_NONE, Q_LATENT_NORM, NULL, {Q_LATENT_NORM ".weight"}},
+    {ROLE_VALUE_LATENT_NORM, true, MIXTURE_NONE, KV_LATENT_NORM, NULL,
+     {KV_LATENT_NORM ".weight"}},
+    {ROLE_KEY_UP, true, MIXTURE_NONE, ATTN "key_up.%d", NULL, {KV_UP}},
+    {ROLE_VALUE_UP, true, MIXTURE_NONE, ATTN "value_up.%d", NULL, {KV_UP}},
     {ROLE_QKV_BIAS, true, MIXTURE_NONE, ATTN "qkv_proj.bias", NULL,
      {ATTN "q_proj.bias", ATTN "k_proj.bias", ATTN "v_proj.bias"}},
     {ROLE_Q_NORM, true, MIXTURE_NONE, ATTN "q_norm", NULL, {ATTN "q_norm.weight"}},
@@ -101,13 +115,13 @@ static const struct param params[] = {
 /* clang-format on */
 
 /* Roles of linears are their parts of a plan. */
-_Static_assert((int)ROLE_HEAD == PLAN_HEAD && (int)ROLE_DENSE_DOWN == PLAN_DENSE_DOWN, "roles");
+_Static_assert((int)ROLE_HEAD == PLAN_HEAD && (int)ROLE_LATENT == PLAN_LATENT, "roles");
 
 /* The plan says nothing about these. */
 static bool is_beside(enum role role)
 {
-    return param_goes_with_qkv(role) || role == ROLE_ROUTER || param_is_post_norm(role) ||
-           param_is_bias(role);
+    return param_goes_with_qkv(role) || param_is_latent(role) || role == ROLE_ROUTER ||
+           param_is_post_norm(role) || param_is_bias(role);
 }
 
 static bool is_norm(enum role role)
@@ -133,6 +147,16 @@ static bool has_norm(const struct model_config *m, const struct param *p)
     return name && strcmp(p->name, name) == 0;
 }
 
+/* Is it the tensor, or the three of them, that this model has? */
+static bool makes_queries(const struct model_config *m, const struct param *p)
+{
+    if (m->latent.value > 0)
+        return strcmp(p->tensors[0], m->latent.query > 0 ? Q_UP : ATTN "q_proj.weight") == 0 &&
+               param_is_fused(p);
+    return strcmp(p->tensors[0], ATTN "qkv_proj.weight") == 0 ? m->fused_qkv
+                                                              : !m->fused_qkv && p->tensors[1];
+}
+
 static bool has_param(const struct model_config *m, const struct param *p)
 {
     if (p->role == ROLE_HEAD)
@@ -150,8 +174,14 @@ static bool has_param(const struct model_config *m, const struct param *p)
             return false;
     if (param_is_dense(p->role))
         return m->mixture.dense > 0;
+    if (param_is_latent(p->role) && m->latent.value == 0)
+        return false;
+    if (p->role == ROLE_QUERY_LATENT_NORM)
+        return m->latent.query > 0;
+    if (p->role == ROLE_LATENT)
+        return param_is_fused(p) == (m->latent.query == 0);
     if (p->role == ROLE_QKV)
-        return param_is_fused(p) == m->fused_qkv;
+        return makes_queries(m, p);
     if (p->role == ROLE_GATE_UP && !param_in_turns(m))
         return param_is_fused(p) == m->fused_gate_up;
     if (is_norm(p->role))
@@ -284,10 +314,14 @@ static void split(struct layout *l, const struct model_config *m)
         l->kv_of[h - l->heads.begin] = (int32_t)(h / group - l->kv_heads.begin);
 }
 
-/* The experts whose weights it is; one where it is none's. Shared ones follow the others. */
-static struct span own_experts(const struct model_config *m, const struct param *p, bool planned)
+/* The experts whose weights it is, or the heads; one where it is none's. Shared experts follow the
+ * others. */
+static struct span own_experts(const struct model_config *m, const struct param *p, bool planned,
+                               struct span heads)
 {
     const struct mixture_config *x = &m->mixture;
+    if (param_is_head(p->role) && !planned)
+        return heads;
     if (!param_is_expert(p) || planned)
         return (struct span){0, 1};
     return param_is_shared(p) ? (struct span){x->experts, mixture_experts(x)}
@@ -295,16 +329,17 @@ static struct span own_experts(const struct model_config *m, const struct param 
 }
 
 /* Name, role and place of every weight of the first `layers`; what a rank holds of it is filled in
- * later. planned: as plans know them, all experts as one. of: room for as many as weights. */
+ * later. planned: as plans know them, all experts as one. heads: of the rank. of: room for as many
+ * as weights. */
 static void list_weights(struct layout *l, const struct model_config *m, int32_t layers,
-                         bool planned, enum dtype dtype, const struct param **of)
+                         bool planned, struct span heads, enum dtype dtype, const struct param **of)
 {
     for (int32_t layer = -1; layer < layers; layer++) {
         for (size_t i = 0; i < ARRAY_LEN(params); i++) {
             const struct param *p = &params[i];
             if (!is_in_layer(m, p, layer, planned))
                 continue;
-            const struct span own = own_experts(m, p, planned);
+            const struct span own = own_experts(m, p, planned, heads);
             for (int32_t expert = (int32_t)own.begin; expert < own.end; expert++) {
                 struct local_weight *w = &l->weights[l->count];
                 layout_fill_name(w->name, p->of_plans && planned ? p->of_plans : p->name,
@@ -321,12 +356,13 @@ static void list_weights(struct layout *l, const struct model_config *m, int32_t
 
 /* *of: each weight's; the caller frees it, too. */
 static enum status open_list(const struct model_config *m, int32_t layers, bool planned,
-                             enum dtype dtype, struct layout **out, const struct param ***of,
-                             struct err *err)
+                             struct span heads, enum dtype dtype, struct layout **out,
+                             const struct param ***of, struct err *err)
 {
     enum status st = OK;
     const size_t experts = planned ? 0 : (size_t)mixture_experts(&m->mixture);
-    const size_t most = (ARRAY_LEN(params) + 2 * experts) * ((size_t)layers + 1);
+    const size_t own = experts + (size_t)span_len(heads);
+    const size_t most = (ARRAY_LEN(params) + 2 * own) * ((size_t)layers + 1);
     struct layout *l = calloc(1, sizeof *l);
     *of = calloc(most, sizeof **of);
     if (!l || !*of) {
@@ -341,7 +377,7 @@ static enum status open_list(const struct model_config *m, int32_t layers, bool 
         st = base_fail(err, ERR_NOMEM, "layout: no memory for %zu weights", most);
         goto out;
     }
-    list_weights(l, m, layers, planned, dtype, *of);
+    list_weights(l, m, layers, planned, heads, dtype, *of);
     *out = l;
     l = NULL;
 out:
@@ -357,7 +393,8 @@ enum status layout_flow(const struct model_config *m, const struct plan *plan, e
     const struct param **of = NULL;
     struct plan_choice *choices = NULL;
     struct plan_layer layer;
-    TRY(open_list(m, m->layers, true, dtype, &l, &of, err));
+    const struct span none = {0, 0};
+    TRY(open_list(m, m->layers, true, none, dtype, &l, &of, err));
     choices = calloc((size_t)l->count, sizeof *choices);
     if (!choices) {
         st = base_fail(err, ERR_NOMEM, "layout: no memory");
@@ -382,7 +419,7 @@ static enum status open_layers(const struct model_config *m, const struct flow *
     enum status st = OK;
     struct layout *l = NULL;
     const struct param **of = NULL;
-    TRY(open_list(m, layers, false, f->dtype, &l, &of, err));
+    TRY(open_list(m, layers, false, layout_heads(m, f, rank), f->dtype, &l, &of, err));
     l->rank = rank;
     l->flow = f;
     l->kv_of = calloc((size_t)m->heads, sizeof *l->kv_of);
@@ -442,7 +479,8 @@ enum status layout_arena_bytes(const struct model_config *m, const struct flow *
 size_t layout_kv_bytes_per_token(const struct model_config *m, const struct flow *f, int32_t rank,
                                  enum dtype kv_dtype)
 {
-    return 2 * (size_t)m->layers * (size_t)span_len(layout_kv_heads(m, f, rank)) *
+    const size_t sides = m->latent.value > 0 ? 1 : 2; /* a latent is key and value */
+    return sides * (size_t)m->layers * (size_t)span_len(layout_kv_heads(m, f, rank)) *
            (size_t)m->head_dim * dtype_size(kv_dtype);
 }
 

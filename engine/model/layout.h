@@ -11,7 +11,7 @@
 
 /* What a local weight is for: those that a plan places, in the order of enum plan_part, and those
  * that go with one of them. One each of the model-wide roles, one per layer of the others; of a
- * mixture one of GATE_UP and DOWN for each expert. */
+ * mixture one of GATE_UP and DOWN for each expert, and of what heads have one for each. */
 enum role {
     ROLE_EMBED,
     ROLE_ATTN_NORM,
@@ -24,8 +24,13 @@ enum role {
     ROLE_HEAD,          /* absent when tied: the embedding serves */
     ROLE_DENSE_GATE_UP, /* of a mixture's layers without experts */
     ROLE_DENSE_DOWN,
+    ROLE_LATENT,   /* what latents are made by: [query | value | turns] of struct latent_config */
     ROLE_QKV_BIAS, /* of this rank's heads in attention: [Q heads | K heads | V heads] */
-    ROLE_Q_NORM,   /* [head_dim], the same for every head */
+    ROLE_QUERY_LATENT_NORM, /* [latent.query] */
+    ROLE_VALUE_LATENT_NORM, /* [latent.value] */
+    ROLE_KEY_UP,            /* one for each head of this rank: [latent.value, latent.plain] */
+    ROLE_VALUE_UP,          /* [latent.head, latent.value] */
+    ROLE_Q_NORM,            /* [head_dim], the same for every head */
     ROLE_K_NORM,
     ROLE_ROUTER,         /* of a mixture, [backend_route_logits, D] and whole on every rank */
     ROLE_ATTN_POST_NORM, /* of what attention makes, before it is added */
@@ -50,7 +55,7 @@ struct layout {
     struct tensor_slice *slices; /* of all weights */
     enum role *roles;
     int32_t *layers;  /* of each weight, -1 for model-wide ones */
-    int32_t *experts; /* of each weight; 0 for those that are not an expert's */
+    int32_t *experts; /* of each weight, or its head; 0 for those that are neither's */
     int32_t count;
     char ahead[PLACEMENT_NAME_MAX]; /* tensors of a layer behind the last, which guesses; or "" */
     size_t arena_bytes;             /* of all weights, with alignment */
@@ -79,8 +84,8 @@ enum status layout_open(const struct model_config *m, const struct flow *f, int3
                         struct layout **out, struct err *err) MUST_USE;
 void layout_close(struct layout *l);
 
-/* Index of a weight; -1 when there is none. layer = -1 for model-wide roles. Of experts: the first,
- * which the others follow. */
+/* Index of a weight; -1 when there is none. layer = -1 for model-wide roles. Of experts, and of
+ * heads: the first, which the others follow. */
 int32_t layout_find(const struct layout *l, enum role role, int32_t layer);
 /* checkpoint_check of all its weights, with what a checkpoint may hold that we do not read. */
 enum status layout_check(const struct layout *l, const struct checkpoint *c, int32_t *ignored_count,

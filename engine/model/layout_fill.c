@@ -121,6 +121,66 @@ static void fill_qkv(const struct layout *l, const struct model_config *m, const
     }
 }
 
+static int64_t clamped(int64_t x, struct span s)
+{
+    return x < s.begin ? s.begin : x > s.end ? s.end : x;
+}
+
+/* Keeps these rows of the local weight and drops the others. Slices that lose all their rows stay,
+ * empty, because their tensor still belongs to the model. */
+static void keep(struct local_weight *w, struct span rows)
+{
+    for (int32_t i = 0; i < w->slice_count; i++) {
+        struct tensor_slice *s = &w->slices[i];
+        const struct span filled = {s->dst_row, s->dst_row + span_len(s->rows)};
+        const int64_t begin = clamped(rows.begin, filled), end = clamped(rows.end, filled);
+        s->rows.end = s->rows.begin + end - filled.begin;
+        s->rows.begin += begin - filled.begin;
+        s->dst_row = clamped(begin, rows) - rows.begin;
+    }
+    w->spec.out = (int32_t)span_len(rows);
+}
+
+/* Queries alone, of latents or beside them. */
+static void fill_queries(const struct layout *l, const struct model_config *m,
+                         const struct param *p, struct which at, struct local_weight *w)
+{
+    const struct span in = flow_inputs(l->flow, PLAN_QKV, l->rank);
+    const int64_t dim = model_config_query_dim(m);
+    const int64_t cols = m->latent.query > 0 ? m->latent.query : m->hidden;
+    add_slice(w, p->tensors[0], at, m->heads * dim, cols, scaled(l->heads, dim), in);
+}
+
+/* Outputs of the latents' product, [query | value | turns], that this rank makes. */
+static void fill_latents(const struct layout *l, const struct model_config *m,
+                         const struct param *p, struct which at, struct local_weight *w)
+{
+    const struct span in = flow_inputs(l->flow, PLAN_LATENT, l->rank);
+    const int64_t query = m->latent.query, key = (int64_t)m->latent.value + m->latent.turns;
+    if (query > 0)
+        add_slice(w, p->tensors[0], at, query, m->hidden, (struct span){0, query}, in);
+    add_slice(w, p->tensors[query > 0], at, key, m->hidden, (struct span){0, key}, in);
+    keep(w, flow_outputs(l->flow, PLAN_LATENT, l->rank));
+}
+
+/* A head's part of the matrix that makes keys and values of latents: [plain | head] rows. Keys' is
+ * for queries, from the other side. */
+static void fill_head(const struct layout *l, const struct model_config *m, const struct param *p,
+                      struct which at, struct local_weight *w)
+{
+    const struct latent_config *c = &m->latent;
+    const bool keys = p->role == ROLE_KEY_UP;
+    const int64_t each = (int64_t)c->plain + c->head, before = at.expert * each;
+    const struct span in = {0, c->value};
+    const struct span rows = keys ? (struct span){before, before + c->plain}
+                                  : (struct span){before + c->plain, before + each};
+    add_slice(w, p->tensors[0], at, m->heads * each, c->value, rows, in);
+    w->spec = flow_head_weight(l->flow, keys);
+    w->transposed = keys;
+    if (m->quant.kind == QUANT_FILE && param_is_coded(m, p))
+        w->quant = m->quant;
+}
+
 /* An MLP's columns in its tensors: so many, from `before` on, of `all`. */
 struct mlp_columns {
     int64_t count, before, all;
@@ -186,26 +246,6 @@ static void fill_expert_bias(const struct layout *l, const struct model_config *
     }
 }
 
-static int64_t clamped(int64_t x, struct span s)
-{
-    return x < s.begin ? s.begin : x > s.end ? s.end : x;
-}
-
-/* Keeps these rows of the local weight and drops the others. Slices that lose all their rows stay,
- * empty, because their tensor still belongs to the model. */
-static void keep(struct local_weight *w, struct span rows)
-{
-    for (int32_t i = 0; i < w->slice_count; i++) {
-        struct tensor_slice *s = &w->slices[i];
-        const struct span filled = {s->dst_row, s->dst_row + span_len(s->rows)};
-        const int64_t begin = clamped(rows.begin, filled), end = clamped(rows.end, filled);
-        s->rows.end = s->rows.begin + end - filled.begin;
-        s->rows.begin += begin - filled.begin;
-        s->dst_row = clamped(begin, rows) - rows.begin;
-    }
-    w->spec.out = (int32_t)span_len(rows);
-}
-
 /* Norms are whole on every rank: each form of a step scales with another part of them. A bias is
  * added where the heads are whole, in attention. */
 static void fill_vector(const struct layout *l, const struct model_config *m, const struct param *p,
@@ -229,9 +269,11 @@ static void fill_vector(const struct layout *l, const struct model_config *m, co
         fill_expert_bias(l, m, p, at, w);
     } else {
         const bool of_experts = p->role == ROLE_ROUTER_BIAS || p->role == ROLE_CORRECTION;
-        const int64_t n = param_goes_with_qkv(p->role) ? dh
-                          : of_experts                 ? m->mixture.experts
-                                                       : m->hidden;
+        const int64_t n = param_goes_with_qkv(p->role)        ? dh
+                          : of_experts                        ? m->mixture.experts
+                          : p->role == ROLE_QUERY_LATENT_NORM ? m->latent.query
+                          : p->role == ROLE_VALUE_LATENT_NORM ? m->latent.value
+                                                              : m->hidden;
         add_elements(w, p->tensors[0], at, n, (struct span){0, n});
     }
     w->spec.cut[1] = w->spec.in;
@@ -240,7 +282,8 @@ static void fill_vector(const struct layout *l, const struct model_config *m, co
 static bool is_vector(enum role role)
 {
     return role == ROLE_ATTN_NORM || role == ROLE_MLP_NORM || role == ROLE_FINAL_NORM ||
-           param_is_post_norm(role) || param_goes_with_qkv(role) || param_is_bias(role);
+           param_is_post_norm(role) || param_goes_with_qkv(role) || param_is_bias(role) ||
+           param_is_latent_norm(role);
 }
 
 /* Never quantised: what it chooses changes at once. MiniMax publishes it in F32 beside other types.
@@ -269,17 +312,26 @@ void layout_fill(const struct layout *l, const struct model_config *m, const str
         fill_router(l, m, p, at, w);
         return;
     }
+    if (param_is_head(p->role)) {
+        fill_head(l, m, p, at, w);
+        return;
+    }
     const struct span out = flow_outputs(l->flow, part, l->rank);
     const struct span in = flow_inputs(l->flow, part, l->rank);
     const struct mlp_columns columns = mlp_columns(m, p, at);
-    if (p->role == ROLE_QKV)
+    if (p->role == ROLE_QKV && m->latent.value > 0)
+        fill_queries(l, m, p, at, w);
+    else if (p->role == ROLE_QKV)
         fill_qkv(l, m, p, at, w);
+    else if (p->role == ROLE_LATENT)
+        fill_latents(l, m, p, at, w);
     else if (p->role == ROLE_GATE_UP && param_in_turns(m))
         fill_pairs(l, m, p, at, w);
     else if (p->role == ROLE_GATE_UP || p->role == ROLE_DENSE_GATE_UP)
         fill_gate_up(l, m, p, at, w);
     else if (p->role == ROLE_O)
-        add_slice(w, p->tensors[0], at, m->hidden, (int64_t)m->heads * m->head_dim, out, in);
+        add_slice(w, p->tensors[0], at, m->hidden, (int64_t)m->heads * model_config_value_dim(m),
+                  out, in);
     else if (p->role == ROLE_DOWN && param_in_turns(m))
         add_expert(w, p->tensors[0], at, m, m->hidden, m->mlp, out, in);
     else if (p->role == ROLE_DOWN || p->role == ROLE_DENSE_DOWN)
@@ -307,7 +359,7 @@ size_t layout_fill_slices(const struct layout *l, enum role role)
         return 2 * (size_t)span_len(blocks_of(l, part, &l->flow->mlp, &n));
     if (role == ROLE_QKV_BIAS)
         return 3;
-    if (role == ROLE_ROUTER)
+    if (role == ROLE_ROUTER || role == ROLE_LATENT)
         return 2;
     if (role == ROLE_DOWN_BIAS)
         return experts;

@@ -18,10 +18,27 @@ struct param {
 
 /* Which of the weights of a parameter; layer -1: the model's. */
 struct which {
-    int32_t layer, expert;
+    int32_t layer, expert; /* or head */
 };
 
 #define PARAM_SHARED "mlp.shared_expert"
+
+/* A head's own. */
+static inline bool param_is_head(enum role role)
+{
+    return role == ROLE_KEY_UP || role == ROLE_VALUE_UP;
+}
+
+static inline bool param_is_latent_norm(enum role role)
+{
+    return role == ROLE_QUERY_LATENT_NORM || role == ROLE_VALUE_LATENT_NORM;
+}
+
+/* What latents are made by, and what is made of them. */
+static inline bool param_is_latent(enum role role)
+{
+    return role == ROLE_LATENT || param_is_latent_norm(role) || param_is_head(role);
+}
 
 /* Those of the attention beside the product. */
 static inline bool param_goes_with_qkv(enum role role)
@@ -75,7 +92,7 @@ static inline bool param_is_coded(const struct model_config *m, const struct par
     if (param_in_turns(m))
         return param_is_expert(p);
     return (part == PLAN_QKV || part == PLAN_O || part == PLAN_GATE_UP || part == PLAN_DOWN ||
-            param_is_dense(p->role)) &&
+            part == PLAN_LATENT || param_is_dense(p->role) || param_is_head(p->role)) &&
            !(m->quant.left_out >> part & 1);
 }
 

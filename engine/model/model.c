@@ -17,6 +17,12 @@ struct layer {
     } post_norm;
     struct qkv_rules rules;
     struct joint_norm joint; /* instead of norms in the rules; heads 0: none */
+    struct {                 /* what queries, keys and values are made of */
+        bool there;
+        struct parallel_weight down;
+        struct latent_rules rules;
+        struct experts *key_up, *value_up; /* NULL where this rank has no heads */
+    } latent;
     struct attention attention;
     struct kv_group_place kv;
     const float *rope; /* the model's, or its local one */
@@ -49,7 +55,12 @@ struct model {
         float *inv_freq; /* [E/2]; E: of a head, what turns */
         float *table;    /* [rows in attention, E] */
     } rope, local_rope;  /* local: of layers that slide, NULLs where it is the same */
-    float *x;            /* this rank's part of [T, D] */
+    struct {             /* of rows in attention, of models that have latents */
+        float *query;    /* [rows, latent.query] */
+        float *qkv;      /* [rows, own query heads and the key, each head_dim] */
+        float *values;   /* [rows, own query heads, latent.value] */
+    } latent;
+    float *x; /* this rank's part of [T, D] */
 };
 
 /* One that turns often keeps its frequency, one that turns seldom is slowed, between is between. */
@@ -116,6 +127,12 @@ static size_t carve_all(struct model *m, const struct model_config *cfg, const s
     m->rope = (struct rotation){carve_floats(&c, 1, e / 2), carve_floats(&c, rows, e)};
     if (has_local_rope(cfg))
         m->local_rope = (struct rotation){carve_floats(&c, 1, e / 2), carve_floats(&c, rows, e)};
+    const int64_t heads = m->heads.heads, key = heads > 0 ? cfg->head_dim : 0;
+    if (cfg->latent.value > 0) {
+        m->latent.query = carve_floats(&c, rows, cfg->latent.query);
+        m->latent.qkv = carve_floats(&c, rows, heads * cfg->head_dim + key);
+        m->latent.values = carve_floats(&c, rows, heads * cfg->latent.value);
+    }
     m->x = carve_floats(&c, 1, (int64_t)parallel_rest_size(f, rank, m->rows_max));
     return c.used;
 }
@@ -124,8 +141,9 @@ static size_t carve_all(struct model *m, const struct model_config *cfg, const s
 static void largest(const struct model_config *m, const struct flow *f, int32_t rank, int32_t *in,
                     int32_t *out)
 {
-    static const enum plan_part products[] = {
-        PLAN_QKV, PLAN_O, PLAN_GATE_UP, PLAN_DOWN, PLAN_HEAD, PLAN_DENSE_GATE_UP, PLAN_DENSE_DOWN};
+    static const enum plan_part products[] = {PLAN_QKV,           PLAN_LATENT,    PLAN_O,
+                                              PLAN_GATE_UP,       PLAN_DOWN,      PLAN_HEAD,
+                                              PLAN_DENSE_GATE_UP, PLAN_DENSE_DOWN};
     *in = 0;
     *out = m->vocab;
     for (size_t i = 0; i < ARRAY_LEN(products); i++) {
@@ -140,6 +158,17 @@ static enum status reserve(const struct model *m, const struct layout *l, struct
     int32_t in, out;
     largest(m->config, l->flow, l->rank, &in, &out);
     return backend_reserve(m->b, m->rows_max, in, out, err);
+}
+
+/* Of heads' own matrices. */
+static size_t head_bytes(const struct flow *f, int32_t rank, int32_t rows_max)
+{
+    const int32_t heads = flow_heads(f, rank), rows = flow_home_rows(f, rows_max);
+    const struct weight_spec keys = flow_head_weight(f, true), values = flow_head_weight(f, false);
+    if (f->latent.value == 0 || heads == 0)
+        return 0;
+    return base_max_size(f->ops->experts_bytes(&keys, heads, 0, rows),
+                         f->ops->experts_bytes(&values, heads, 0, rows));
 }
 
 static size_t experts_bytes(const struct model_config *m, const struct flow *f, int32_t rank,
@@ -161,7 +190,8 @@ size_t model_scratch_bytes(const struct model_config *m, const struct flow *f, i
 {
     int32_t in, out;
     largest(m, f, rank, &in, &out);
-    return f->ops->scratch_bytes(rows_max, in, out) + experts_bytes(m, f, rank, rows_max);
+    return f->ops->scratch_bytes(rows_max, in, out) +
+           base_max_size(experts_bytes(m, f, rank, rows_max), head_bytes(f, rank, rows_max));
 }
 
 /* Uploads the constants of the model. */
@@ -222,6 +252,43 @@ static enum status bind_experts(struct model *m, const struct model_parts *p, en
     CHECK(first >= 0);
     return backend_experts_open(m->b, (const struct weight *const *)&p->weights->linear[first],
                                 mixture_experts(x), mixture_chosen(x), m->rows_max, out, err);
+}
+
+/* The matrices of this rank's heads. */
+static enum status bind_heads(struct model *m, const struct model_parts *p, enum role role,
+                              int32_t layer, struct experts **out, struct err *err)
+{
+    const int32_t rows = flow_home_rows(p->layout->flow, m->rows_max);
+    const int32_t first = layout_find(p->layout, role, layer);
+    *out = NULL;
+    if (m->heads.heads == 0)
+        return OK;
+    CHECK(first >= 0);
+    return backend_experts_open(m->b, (const struct weight *const *)&p->weights->linear[first],
+                                m->heads.heads, 0, rows, out, err);
+}
+
+static enum status bind_latent(struct model *m, const struct model_parts *p, int32_t layer,
+                               struct err *err)
+{
+    enum status st = OK;
+    const struct latent_config *c = &m->config->latent;
+    struct layer *l = &m->layers[layer];
+    l->latent.there = c->value > 0;
+    if (!l->latent.there)
+        return OK;
+    TRY(bind_linear(m, p, ROLE_LATENT, layer, &l->latent.down, err));
+    TRY(bind_heads(m, p, ROLE_KEY_UP, layer, &l->latent.key_up, err));
+    TRY(bind_heads(m, p, ROLE_VALUE_UP, layer, &l->latent.value_up, err));
+    l->latent.rules =
+        (struct latent_rules){.query = c->query,
+                              .value = c->value,
+                              .turns = c->turns,
+                              .query_gain = vector_of(p, ROLE_QUERY_LATENT_NORM, layer),
+                              .value_gain = vector_of(p, ROLE_VALUE_LATENT_NORM, layer),
+                              .eps = m->config->norm_eps};
+out:
+    return st;
 }
 
 static enum status bind_mlp(struct model *m, const struct model_parts *p, int32_t layer,
@@ -321,6 +388,7 @@ static enum status bind_weights(struct model *m, const struct model_parts *p, st
         bind_attention(m, p, i, l);
         bind_rules(m, p, i, l);
         TRY(bind_linear(m, p, ROLE_QKV, i, &l->qkv, err));
+        TRY(bind_latent(m, p, i, err));
         TRY(bind_linear(m, p, ROLE_O, i, &l->o, err));
         TRY(bind_mlp(m, p, i, err));
     }
@@ -348,7 +416,7 @@ enum status model_open(const struct model_parts *parts, struct model **out, stru
     m->context = parts->context;
     const struct layout *l = parts->layout;
     m->heads = (struct heads){(int32_t)span_len(l->heads), (int32_t)span_len(l->kv_heads),
-                              cfg->head_dim, NULL};
+                              cfg->head_dim, NULL, cfg->latent.value};
     size_t bytes = carve_all(m, cfg, l->flow, l->rank, NULL);
     m->memory = m->b->ops->alloc(m->b, bytes);
     m->layers = calloc((size_t)cfg->layers, sizeof *m->layers);
@@ -376,6 +444,9 @@ void model_close(struct model *m)
     for (int32_t i = 0; m->layers && i < m->config->layers; i++) {
         struct layer *l = &m->layers[i];
         parallel_weight_close(&l->qkv);
+        parallel_weight_close(&l->latent.down);
+        m->b->ops->experts_close(l->latent.key_up);
+        m->b->ops->experts_close(l->latent.value_up);
         parallel_weight_close(&l->o);
         parallel_weight_close(&l->gate_up);
         parallel_weight_close(&l->down);
@@ -453,6 +524,81 @@ out:
     return st;
 }
 
+/* Queries of latents, which are multiplied with their heads' keys' matrix, so that keys are latents
+ * themselves. */
+static enum status queries(struct model *m, const struct layer *l, struct cview from,
+                           struct err *err)
+{
+    enum status st = OK;
+    struct view q;
+    TRY(parallel_linear(m->parallel, &q, from, l->qkv, err));
+    const int32_t cols = m->heads.heads * m->heads.head_dim;
+    if (cols > 0)
+        TRY(backend_head_linear(m->b, view_f32(m->latent.qkv, q.rows, cols + m->heads.head_dim),
+                                cview_of(q), l->latent.key_up, l->latent.rules.turns, err));
+out:
+    return st;
+}
+
+/* Attention over latents (DeepSeek-V2): what a query makes of keys and values is the same whether
+ * these are made of their latents or the query, and the result, are brought to where latents are.
+ */
+static enum status latent_forward(struct model *m, const struct layer *l, const struct rows *rows,
+                                  struct cview rope, struct cview n, struct view *attn,
+                                  struct err *err)
+{
+    enum status st = OK;
+    struct parallel *p = m->parallel;
+    const struct heads *h = &m->heads;
+    const bool queried = l->latent.rules.query > 0; /* else queries are made of the row itself */
+    const int32_t cols = (h->heads + h->kv_heads) * h->head_dim;
+    const struct view query = view_f32(m->latent.query, rows->count, l->latent.rules.query);
+    const struct view qkv = view_f32(m->latent.qkv, rows->count, cols);
+    const struct view values = view_f32(m->latent.values, rows->count, h->heads * h->latent);
+    struct view a;
+    if (!queried)
+        TRY(queries(m, l, n, err));
+    TRY(parallel_linear(p, &a, queried ? n : parallel_used(p), l->latent.down, err));
+    if (h->heads > 0)
+        TRY(backend_latent(m->b, query, qkv, cview_of(a), &l->latent.rules, err));
+    if (queried)
+        TRY(queries(m, l, cview_of(query), err));
+    TRY(backend_rope_attend(m->b, values, qkv, &l->rules, rope, h, &l->attention, rows, m->kv,
+                            l->kv.layer, err));
+    *attn = parallel_input(p, l->o);
+    if (h->heads > 0)
+        TRY(backend_head_linear(m->b, *attn, cview_of(values), l->latent.value_up, 0, err));
+out:
+    return st;
+}
+
+static enum status attention_forward(struct model *m, const struct layer *l,
+                                     const struct rows *rows, struct cview rope, struct cview n,
+                                     struct view *attn, struct err *err)
+{
+    enum status st = OK;
+    struct parallel *p = m->parallel;
+    struct view qkv;
+    TRY(parallel_linear(p, &qkv, n, l->qkv, err));
+    if (l->joint.heads > 0)
+        TRY(parallel_joint_norm(p, qkv, &l->joint, &m->heads, err));
+    *attn = parallel_input(p, l->o);
+    TRY(backend_rope_attend(m->b, *attn, qkv, &l->rules, rope, &m->heads, &l->attention, rows,
+                            m->kv, l->kv.layer, err));
+out:
+    return st;
+}
+
+/* What takes the input of a layer; one of two products that do is not named, so that the norm is
+ * made before both. */
+static struct parallel_weight first_of(const struct layer *l)
+{
+    const struct parallel_weight both = {.part = PLAN_QKV};
+    if (!l->latent.there)
+        return l->qkv;
+    return l->latent.rules.query > 0 ? l->latent.down : both;
+}
+
 /* One decoder layer. x: the residual stream; rows: those of this rank in attention, for the layer's
  * group. *n is the input of QKV on entry, and on return the input of `next`, normed with `gain`. */
 static enum status layer_forward(struct model *m, const struct layer *l, const struct rows *rows,
@@ -463,14 +609,10 @@ static enum status layer_forward(struct model *m, const struct layer *l, const s
     struct parallel *p = m->parallel;
     const struct cview rope = {l->rope, DTYPE_F32, rows->count, l->rotary};
     const float eps = m->config->norm_eps, scale = m->config->residual_scale;
-    struct view qkv, attn, delta;
+    struct view attn, delta;
 
-    TRY(parallel_linear(p, &qkv, cview_of(*n), l->qkv, err));
-    if (l->joint.heads > 0)
-        TRY(parallel_joint_norm(p, qkv, &l->joint, &m->heads, err));
-    attn = parallel_input(p, l->o);
-    TRY(backend_rope_attend(m->b, attn, qkv, &l->rules, rope, &m->heads, &l->attention, rows, m->kv,
-                            l->kv.layer, err));
+    TRY(l->latent.there ? latent_forward(m, l, rows, rope, cview_of(*n), &attn, err)
+                        : attention_forward(m, l, rows, rope, cview_of(*n), &attn, err));
     TRY(parallel_linear(p, &delta, cview_of(attn), l->o, err));
     if (l->o_bias)
         TRY(parallel_bias(p, &delta, l->o_bias, err));
@@ -535,12 +677,12 @@ enum status model_forward(struct model *m, const struct model_input *in, struct 
     TRY(rotate(m, &cfg->rope, &m->rope, rows, err));
     TRY(rotate(m, &cfg->local_rope, &m->local_rope, rows, err));
     TRY(parallel_embed(p, x, in->ids, m->embed, cfg->embed_scale, err));
-    TRY(parallel_norm(p, &n, x, nothing, m->layers[0].attn_norm, cfg->norm_eps, m->layers[0].qkv,
-                      err));
+    TRY(parallel_norm(p, &n, x, nothing, m->layers[0].attn_norm, cfg->norm_eps,
+                      first_of(&m->layers[0]), err));
     for (int32_t i = 0; i <= last; i++) {
         const float *gain = i < last ? m->layers[i + 1].attn_norm : m->final_norm;
         const struct layer *l = &m->layers[i];
-        const struct parallel_weight next = i < last ? m->layers[i + 1].qkv : m->head;
+        const struct parallel_weight next = i < last ? first_of(l + 1) : m->head;
         TRY(layer_forward(m, l, &rows[l->kv.group], x, &n, gain, next, err));
         if (m->progress)
             atomic_fetch_add_explicit(m->progress, 1, memory_order_relaxed);

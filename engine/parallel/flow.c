@@ -51,6 +51,9 @@ static enum status cut_qkv(struct flow *f, const struct model_config *m, struct 
                            struct err *err)
 {
     const int32_t n = spread_pieces(&f->mesh, &f->attention, SPREAD_COLS);
+    *qkv = columns(m->heads, model_config_query_dim(m));
+    if (m->latent.value > 0)
+        return OK;
     f->qkv_cut = calloc((size_t)n + 1, sizeof *f->qkv_cut);
     if (!f->qkv_cut)
         return base_fail(err, ERR_NOMEM, "flow: no memory");
@@ -84,6 +87,30 @@ static enum status linear(const struct course *r, struct flow_linear *l,
     l->product = l->summa ? c->uses : plan_product(c);
     TRY(route(r, l->in, from, l->uses, &l->before));
     TRY(route(r, l->out, l->product, to, &l->after));
+out:
+    return st;
+}
+
+/* What latents are made by, of rows that are at `from`, and queries, of these or beside them. */
+static enum status latents(const struct course *r, struct flow_phase *p,
+                           const struct plan_choice *c, struct extent queries)
+{
+    enum status st = OK;
+    const struct flow *f = r->f;
+    struct flow_linear *l = &p->linear[PLAN_LATENT], *q = &p->linear[PLAN_QKV];
+    l->out = columns((int64_t)f->latent.query + f->latent.value + f->latent.turns, 1);
+    q->out = queries;
+    if (f->latent.query == 0) {
+        TRY(linear(r, q, c, p->rest, f->attention));
+        TRY(linear(r, l, c, q->uses, f->latents));
+        goto out;
+    }
+    TRY(linear(r, l, c, p->rest, f->latents));
+    q->in = columns(f->latent.query, 1);
+    q->uses = f->latents;
+    q->product = f->attention;
+    TRY(route(r, q->in, q->uses, q->uses, &q->before));
+    TRY(route(r, q->out, q->product, q->product, &q->after));
 out:
     return st;
 }
@@ -157,7 +184,8 @@ static enum status open_phase(struct flow *f, const struct model_config *m, enum
     struct flow_linear *embed = &p->linear[PLAN_EMBED], *head = &p->linear[PLAN_HEAD];
     p->rest = c[PLAN_EMBED].gives;
     p->linear[PLAN_QKV].out = qkv;
-    p->linear[PLAN_O].in = columns(m->heads, m->head_dim);
+    p->linear[PLAN_LATENT].out = columns(0, 1);
+    p->linear[PLAN_O].in = columns(m->heads, model_config_value_dim(m));
     const int32_t experts = passes_of(&m->mixture);
     const struct extent dense = dense_columns(m);
     p->linear[PLAN_GATE_UP].out = columns(m->mlp, 2 * experts);
@@ -168,7 +196,10 @@ static enum status open_phase(struct flow *f, const struct model_config *m, enum
 
     embed->product = plan_found(&c[PLAN_EMBED]);
     TRY(route(&r, embed->out, embed->product, p->rest, &embed->after));
-    TRY(linear(&r, &p->linear[PLAN_QKV], &c[PLAN_QKV], p->rest, f->attention));
+    if (f->latent.value > 0)
+        TRY(latents(&r, p, &c[PLAN_LATENT], qkv));
+    else
+        TRY(linear(&r, &p->linear[PLAN_QKV], &c[PLAN_QKV], p->rest, f->attention));
     TRY(linear(&r, &p->linear[PLAN_O], &c[PLAN_O], f->attention, p->rest));
     TRY(linear(&r, &p->linear[PLAN_GATE_UP], &c[PLAN_GATE_UP], p->rest, c[PLAN_GATE_UP].gives));
     TRY(linear(&r, &p->linear[PLAN_DOWN], &c[PLAN_DOWN], c[PLAN_GATE_UP].gives, p->rest));
@@ -217,6 +248,24 @@ static enum status open_logits(struct flow *f, const struct model_config *m, str
         if (spread_along(&f->logits, axis, &dim, &place) == SPREAD_COPY)
             f->logits = spread_shard(f->logits, SPREAD_COLS, axis);
     return route(&r, columns(m->vocab, 1), f->logits, whole, &f->whole);
+}
+
+/* Queries of latents are made where their heads are; beside them, as keys and values of others. */
+static void open_latents(struct flow *f, const struct model_config *m)
+{
+    f->latent = m->latent;
+    f->latents = f->attention;
+    for (int32_t axis = 0; axis < f->mesh.axes; axis++) {
+        int32_t dim, place;
+        if (spread_along(&f->latents, axis, &dim, &place) == SPREAD_SHARD && dim == SPREAD_COLS)
+            f->latents = spread_copy(f->latents, axis);
+    }
+    if (m->latent.value == 0)
+        return;
+    f->choice[PLAN_LATENT] = f->choice[PLAN_QKV];
+    if (m->latent.query > 0)
+        f->choice[PLAN_QKV] = (struct plan_choice){
+            .style = STYLE_COLWISE, .takes = f->latents, .uses = f->latents, .gives = f->attention};
 }
 
 static enum status open_joint(struct flow *f, const struct model_config *m, struct err *err)
@@ -301,6 +350,22 @@ struct weight_spec flow_weight(const struct flow *f, enum plan_part part, int32_
     return s;
 }
 
+struct weight_spec flow_head_weight(const struct flow *f, bool keys)
+{
+    const struct latent_config *l = &f->latent;
+    struct weight_spec s = {.out = keys ? l->value : l->head,
+                            .in = keys ? l->plain : l->value,
+                            .dtype = f->dtype,
+                            .leaves = 1};
+    s.cut[1] = s.in;
+    return s;
+}
+
+int32_t flow_heads(const struct flow *f, int32_t rank)
+{
+    return (int32_t)span_len(spread_span(&f->mesh, &f->attention, SPREAD_COLS, f->heads, rank));
+}
+
 struct span flow_stored_outputs(const struct flow *f, enum plan_part part, int32_t rank)
 {
     const int64_t out = span_len(flow_outputs(f, part, rank));
@@ -320,7 +385,7 @@ struct weight_spec flow_stored(const struct flow *f, enum plan_part part, int32_
 /* Norms over whole rows; inputs uncut, or cut as a single rank cuts them into leaves. */
 bool flow_keeps_order(const struct flow *f)
 {
-    static const enum plan_part uncut[] = {PLAN_QKV, PLAN_GATE_UP, PLAN_HEAD};
+    static const enum plan_part uncut[] = {PLAN_QKV, PLAN_LATENT, PLAN_GATE_UP, PLAN_HEAD};
     static const enum plan_part leaves[] = {PLAN_O, PLAN_DOWN};
     for (size_t i = 0; i < ARRAY_LEN(uncut); i++)
         if (f->choice[uncut[i]].weight.count[SPREAD_COLS] > 0)
@@ -382,6 +447,7 @@ static uint64_t linear_bytes(const struct flow *f, enum plan_phase phase, enum p
 uint64_t flow_layer_bytes(const struct flow *f, enum plan_phase phase, int32_t rows, int32_t rank)
 {
     return linear_bytes(f, phase, PLAN_QKV, rows, rank) +
+           linear_bytes(f, phase, PLAN_LATENT, rows, rank) +
            linear_bytes(f, phase, PLAN_O, rows, rank) +
            linear_bytes(f, phase, PLAN_GATE_UP, rows, rank) +
            linear_bytes(f, phase, PLAN_DOWN, rows, rank) +
@@ -407,6 +473,20 @@ int32_t flow_layers(const struct flow *f, enum plan_part part, int32_t layers)
     return dense ? of_dense : mlp ? layers - of_dense : layers;
 }
 
+/* What a rank's heads make of latents: keys' matrices are for queries, values' for what attention
+ * makes. */
+static struct flow_work head_work(const struct flow *f, uint64_t rows, int32_t rank)
+{
+    const uint64_t heads = f->latent.value > 0 ? (uint64_t)flow_heads(f, rank) : 0;
+    struct flow_work w = {0};
+    for (int keys = 0; keys < 2 && heads > 0; keys++) {
+        const struct weight_spec s = flow_head_weight(f, keys);
+        w.bytes += heads * f->ops->weight_bytes(&s);
+        w.macs += rows * heads * (uint64_t)s.out * (uint64_t)s.in;
+    }
+    return w;
+}
+
 struct flow_work flow_work(const struct flow *f, enum plan_phase phase, enum plan_part part,
                            int32_t rows, int32_t rank)
 {
@@ -424,7 +504,7 @@ struct flow_work flow_work(const struct flow *f, enum plan_phase phase, enum pla
     const uint64_t weights = !experts    ? 1
                              : mine == 0 ? 0
                                          : shared + (differ < most ? differ : most);
-    struct flow_work w = {0};
+    struct flow_work w = part == PLAN_QKV ? head_work(f, mine, rank) : (struct flow_work){0};
     if (f->pooling && part == PLAN_HEAD)
         return w;
     for (int32_t t = 0; t < panels; t++) {
@@ -448,7 +528,7 @@ static int32_t route_meetings(const struct route *r)
 
 int32_t flow_meetings(const struct flow *f, enum plan_phase phase)
 {
-    static const enum plan_part parts[] = {PLAN_QKV, PLAN_O, PLAN_GATE_UP, PLAN_DOWN};
+    static const enum plan_part parts[] = {PLAN_QKV, PLAN_LATENT, PLAN_O, PLAN_GATE_UP, PLAN_DOWN};
     const struct flow_phase *p = &f->phase[phase];
     int32_t n = f->norms * route_meetings(&p->sums) + route_meetings(&f->joint.sums);
     for (size_t i = 0; i < ARRAY_LEN(parts); i++) {
@@ -539,6 +619,19 @@ static enum status check_mixture(const struct flow *f, const struct plan *plan, 
     return OK;
 }
 
+/* Of the rows that queries are made of, latents are made, too, afterwards. */
+static enum status check_latents(const struct flow *f, const struct plan *plan, struct err *err)
+{
+    for (int32_t phase = 0; phase < PLAN_PHASES && f->latent.value > 0; phase++)
+        if (f->latent.query == 0 && f->phase[phase].linear[PLAN_QKV].after.count > 0)
+            return base_fail(err, ERR_USAGE,
+                             "%s: queries that are made of the row itself, not of a latent "
+                             "(q_lora_rank), have to stay where they are made; 1d and 1d_sp are "
+                             "layouts where they do",
+                             plan_where(plan));
+    return OK;
+}
+
 /* The groups of a tensor's columns that have a scale together, 0: all of them, have to begin where
  * experts do that are parts of one. */
 static enum status check_shared(const struct flow *f, int32_t mlp, struct err *err)
@@ -569,6 +662,8 @@ enum status flow_open(const struct plan *plan, const struct model_config *m,
     f->choice[PLAN_DENSE_DOWN] = f->choice[PLAN_DOWN];
     f->attention = plan_attention(plan, &f->choice[PLAN_QKV]);
     f->mlp = f->choice[PLAN_GATE_UP].gives;
+    f->heads = m->heads;
+    open_latents(f, m);
     f->hidden = columns(m->hidden, 1);
     f->dtype = dtype;
     f->quant = m->quant;
@@ -589,6 +684,7 @@ enum status flow_open(const struct plan *plan, const struct model_config *m,
     cut_rows(f);
     TRY(check_gathered(f, plan, layer, err));
     TRY(check_mixture(f, plan, err));
+    TRY(check_latents(f, plan, err));
     TRY(check_shared(f, m->mlp, err));
     f->prefill_rows = INT32_MAX;
     if (plan_has_prefill(plan)) {

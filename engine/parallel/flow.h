@@ -5,6 +5,10 @@
  *   embed -> rest;  per layer: rest -> QKV -> attention -> O -> rest -> gate/up -> MLP -> down ->
  *   rest;  sampled rows of rest -> head -> every rank its own columns of the logits -> whole rows
  *
+ * Latents, of which heads make queries, keys and values (DeepSeek-V2), go whole to wherever
+ * attention has their rows: rest -> latents -> QKV, which is local then, or rest -> QKV and
+ * latents.
+ *
  * With pooling there is no head: sampled rows of rest go whole to every rank.
  *
  * What a linear leaves goes straight to where the next operation wants it, in one redistribution.
@@ -47,6 +51,9 @@ struct flow {
         struct extent heads; /* of q and of k behind them; units 0: there are no joint norms */
         struct route sums;   /* adds squares: of each head one rank has them, all others zero */
     } joint;
+    struct latent_config latent; /* value 0: there are none */
+    struct spread latents;       /* a row's, whole, where attention has the row */
+    int32_t heads;               /* of queries */
     struct extent hidden;
     enum dtype dtype; /* of the weights */
     struct quant_config quant;
@@ -65,8 +72,8 @@ struct flow {
 };
 
 /* layer: the choices of every layer, proved by plan_check. dtype, ops: of the weights. ERR_USAGE:
- * gathered weights of 8 bits, or a mixture of experts in a layout that cuts rows of
- * their inputs or moves them. */
+ * gathered weights of 8 bits, a mixture of experts in a layout that cuts rows of their inputs or
+ * moves them, or queries beside latents in one that moves them. */
 enum status flow_open(const struct plan *plan, const struct model_config *m,
                       const struct plan_layer *layer, enum dtype dtype,
                       const struct backend_ops *ops, struct flow **out, struct err *err) MUST_USE;
@@ -120,7 +127,12 @@ uint64_t flow_summa_bytes(const struct flow *f, enum plan_part part, int32_t row
 /* Of these, the parts of a gathered weight that others store. */
 uint64_t flow_gathered_bytes(const struct flow *f, enum plan_part part, int32_t rank);
 
-/* What a rank does in a linear or the head: bytes of weights it reads, and multiply-adds. */
+/* Spec of a head's matrix of its own: with keys [value, plain], else [head, value]. */
+struct weight_spec flow_head_weight(const struct flow *f, bool keys);
+/* Query heads of a rank in attention. */
+int32_t flow_heads(const struct flow *f, int32_t rank);
+/* What a rank does in a linear or the head: bytes of weights it reads, and multiply-adds. QKV: what
+ * its heads make of latents, too. */
 struct flow_work {
     uint64_t bytes, macs;
 };

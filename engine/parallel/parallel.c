@@ -374,9 +374,9 @@ static enum dtype product_type(struct parallel *p, int32_t rows, struct parallel
     const struct flow_linear *l = &p->now->linear[w.part];
     const bool stays = l->after.count == 0 && !l->summa && !l->gathered;
     const bool added = w.part == PLAN_O || w.part == PLAN_DOWN;
-    const bool joint = f->joint.heads.units > 0 && w.part == PLAN_QKV;
-    if (!stays || f->mixture.experts > 0 || w.part == PLAN_HEAD || joint ||
-        (w.part == PLAN_GATE_UP && blocks_of(p, l) > 1) ||
+    const bool prepared = f->joint.heads.units > 0 || f->latent.value > 0; /* for attention */
+    if (!stays || f->mixture.experts > 0 || w.part == PLAN_HEAD || w.part == PLAN_LATENT ||
+        (w.part == PLAN_QKV && prepared) || (w.part == PLAN_GATE_UP && blocks_of(p, l) > 1) ||
         (added && (parallel_makes_delta(f) || is_split(p))))
         return DTYPE_F32;
     return p->b->ops->linear_out(p->b, w.local, rows);
@@ -404,6 +404,7 @@ static enum status linear(struct parallel *p, struct extent rows, struct view *y
     p->owed = (struct linear_fusion){0};
     TRY(move(p, &in, &l->before, x.data, &used, err));
     used.dtype = x.dtype; /* F32 if it has moved */
+    p->used = cview_of(used);
     const struct route *next = l->after.count == 0 && then ? then : &l->after;
     float *other = x.data == p->product ? p->input : p->product; /* after an activation */
     struct view product = part_of(p, &out, &l->product, source(p, next, other));
@@ -428,6 +429,11 @@ enum status parallel_linear(struct parallel *p, struct view *y, struct cview x,
         return linear(p, p->rows, y, x, NULL, w, err);
     *y = (struct view){0};
     return backend_linear_fused(p->b, p->stream, x, w.local, &add, err);
+}
+
+struct cview parallel_used(const struct parallel *p)
+{
+    return p->used;
 }
 
 enum status parallel_route(struct parallel *p, struct cview *used, struct routing *r,

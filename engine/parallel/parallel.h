@@ -89,6 +89,9 @@ enum status parallel_norm(struct parallel *p, struct view *n, struct view x, str
  * already. */
 enum status parallel_linear(struct parallel *p, struct view *y, struct cview x,
                             struct parallel_weight w, struct err *err) MUST_USE;
+/* What the last parallel_linear took, which another may take, too, before anything is exchanged:
+ * whole rows where they were gathered for it. */
+struct cview parallel_used(const struct parallel *p);
 /* What a layer chooses experts by: [backend_route_logits, D], and, or NULL, what is added to its
  * logits, and to scores for the choice alone (struct routing_rules). */
 struct parallel_router {

@@ -5,7 +5,7 @@
 #include "engine/carve.h"
 
 static const enum plan_part linears[] = {
-    PLAN_QKV, PLAN_O, PLAN_GATE_UP, PLAN_DOWN, PLAN_DENSE_GATE_UP, PLAN_DENSE_DOWN};
+    PLAN_QKV, PLAN_LATENT, PLAN_O, PLAN_GATE_UP, PLAN_DOWN, PLAN_DENSE_GATE_UP, PLAN_DENSE_DOWN};
 
 bool parallel_moves_weights(const struct flow *f)
 {

@@ -17,6 +17,7 @@ struct parallel {
     const struct flow_phase *now; /* of this step */
     const struct route *due;   /* NULL, or how the addend is summed that parallel_norm is given */
     struct view stream;        /* the residual stream */
+    struct cview used;         /* what the last product took */
     struct linear_fusion owed; /* gain NULL, or the norm of x that the next product makes */
     struct extent rows;        /* cut where sequences have homes */
     struct extent samples;     /* the sampled rows, which lie on the ranks of their rows: */

@@ -110,6 +110,7 @@ enum plan_part {
     /* Of a mixture's layers that have a plain MLP; they are placed as GATE_UP and DOWN are. */
     PLAN_DENSE_GATE_UP = PLAN_PARTS,
     PLAN_DENSE_DOWN,
+    PLAN_LATENT, /* of models with latents, what these are made by; placed as QKV is */
     PLAN_LINEARS
 };
 struct plan_layer {

@@ -54,16 +54,18 @@ static enum status check_sizes(const struct walk *w, enum plan_part part)
                           (long long)units[d], sides[d], n);
     }
     const int32_t side = part == PLAN_QKV ? SPREAD_ROWS : SPREAD_COLS;
+    const int32_t dim =
+        part == PLAN_QKV ? model_config_query_dim(w->m) : model_config_value_dim(w->m);
     const int32_t n = spread_pieces(&w->p->mesh, &c->weight, side);
     if ((part != PLAN_QKV && part != PLAN_O) || c->unit != UNIT_COLUMN || n == 1)
         return OK;
     for (int32_t x = 1; x < n; x++) {
-        const int64_t cut = placement_block((int64_t)w->m->heads * w->m->head_dim, n, x).begin;
-        if (cut % w->m->head_dim != 0)
+        const int64_t cut = placement_block((int64_t)w->m->heads * dim, n, x).begin;
+        if (cut % dim != 0)
             return REFUSE(w, "E07", part,
                           "unit column puts a cut at %lld, inside a head of %d columns; expected "
                           "%s",
-                          (long long)cut, w->m->head_dim, part == PLAN_O ? "head" : "kv_group");
+                          (long long)cut, dim, part == PLAN_O ? "head" : "kv_group");
     }
     return OK;
 }
