@@ -3,6 +3,21 @@
 #include <limits.h>
 #include <stdio.h>
 
+#define DEEPSEEK_V3                                                                                \
+    .vocab = 129280, .heads = 128, .max_position = 4096, .interleaved = true,                      \
+    .interleaved_key = "rope_interleave", .latent = {1536, 512, 64, 128, 128, 1e-6f},              \
+    .mixture = {.kind = MIXTURE_GLM,                                                               \
+                .experts = 256,                                                                    \
+                .chosen = 8,                                                                       \
+                .among = true,                                                                     \
+                .shared = 1,                                                                       \
+                .scale = 2.5f,                                                                     \
+                .groups = 8,                                                                       \
+                .kept = 4,                                                                         \
+                .dense = 3,                                                                        \
+                .dense_mlp = 18432},                                                               \
+    .expert_mlp = 2048
+
 #define GEMMA3                                                                                     \
     .vocab = 262208, .heads = 8, .max_position = 131072, .reaches = true, .kv_heads = 4,           \
     .head_dim = 256, .tied = true, .head_norm = true, .gemma = true,                               \
@@ -152,9 +167,49 @@ static const struct family families[] = {
      .head_norm_key = "use_qk_norm",
      .partial = 0.5,
      .norm_eps = 1e-5,
-     .mixture = {.kind = MIXTURE_GLM, .experts = 128, .chosen = 8, .among = true},
+     .mixture = {.kind = MIXTURE_GLM,
+                 .experts = 128,
+                 .chosen = 8,
+                 .among = true,
+                 .shared = 1,
+                 .scale = 1,
+                 .dense = 1,
+                 .dense_mlp = 10944},
      .expert_mlp = 1408},
-    {.model_type = "gpt_oss", /* published without a type, in bf16 */
+    {.model_type = "glm4_moe_lite",
+     .vocab = 154880,
+     .heads = 20,
+     .max_position = 202752,
+     .norm_eps = 1e-5,
+     .interleaved = true,
+     .interleaved_key = "rope_interleave",
+     .latent = {768, 512, 64, 192, 256, 1e-6f},
+     .mixture = {.kind = MIXTURE_GLM,
+                 .experts = 64,
+                 .chosen = 4,
+                 .among = true,
+                 .shared = 1,
+                 .scale = 1.8f,
+                 .dense = 1,
+                 .dense_mlp = 10240},
+     .expert_mlp = 1536},
+    {.model_type = "deepseek_v2",
+     .vocab = 102400,
+     .heads = 32,
+     .max_position = 2048,
+     .interleaved = true,
+     .latent = {1536, 512, 64, 128, 128, 1e-6f},
+     .mixture = {.kind = MIXTURE_GLM,
+                 .experts = 64,
+                 .chosen = -1,
+                 .shared = 2,
+                 .scale = 1,
+                 .softmax = true,
+                 .dense_mlp = 11008},
+     .expert_mlp = 1407},
+    {.model_type = "deepseek_v3", DEEPSEEK_V3},
+    {.model_type = "kimi_k2", DEEPSEEK_V3}, /* a name of its own, and the same class */
+    {.model_type = "gpt_oss",               /* published without a type, in bf16 */
      .dtype = DTYPE_BF16,
      .vocab = 201088,
      .heads = 64,

@@ -24,9 +24,11 @@ struct family {
                                               have them or not; NULL: nothing does */
     bool gemma; /* as model_config has gelu, norm_offset and embed_scale */
     enum post_norms post_norms;
-    double theta, norm_eps; /* 0: 10000 and 1e-6 */
-    enum dtype dtype;       /* of a config.json that says none; F32 is transformers' */
-    struct mixture_config mixture;
+    double theta, norm_eps;        /* 0: 10000 and 1e-6 */
+    enum dtype dtype;              /* of a config.json that says none; F32 is transformers' */
+    struct mixture_config mixture; /* chosen -1: config.json has to say */
+    struct latent_config latent;
+    const char *interleaved_key; /* what says whether they are that; NULL: nothing does */
     int32_t expert_mlp; /* moe_intermediate_size; 0: intermediate_size is that of experts */
 
     /* Which layers slide: all; those from max_window_layers on; with a period, all but every

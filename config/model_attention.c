@@ -104,6 +104,11 @@ static void read_kind(struct reader *r, const struct family *f, const struct jdo
         kind = reader_string(r, "type");
     if (!kind || strcmp(kind, "default") == 0 || (f->sections && strcmp(kind, "mrope") == 0))
         return;
+    const double all = reader_number(r, "mscale_all_dim", 0, 1e6, 0);
+    const double mscale = m->latent.value > 0 && all > 0
+                              ? yarn_scale(reader_number(r, "factor", 1, 1e6, NAN), all)
+                              : 1;
+    rope->score_factor = mscale * mscale;
     const bool phi3 = f->original > 0; /* whose class takes these two for longrope */
     if (strcmp(kind, "llama3") == 0) {
         rope->kind = ROPE_LLAMA3;
@@ -215,7 +220,7 @@ static void read_rope(struct reader *r, const struct family *f, struct model_con
     m->local_rope.theta = m->rope.theta;
     if (f->local_theta > 0)
         m->local_rope.theta = reader_number(r, "rope_local_base_freq", 1, 1e12, f->local_theta);
-    m->rotary_dim = m->head_dim;
+    m->rotary_dim = m->latent.value > 0 ? m->latent.turns : m->head_dim;
     if (f->partial > 0 &&
         !jdoc_get(r->object, "partial_rotary_factor")) /* null is not the default */
         m->rotary_dim = (int32_t)(m->head_dim * f->partial);
@@ -330,7 +335,10 @@ static float read_cap(struct reader *r, const char *key, double fallback)
 
 static void read_scores(struct reader *r, const struct family *f, struct model_config *m)
 {
-    m->attention_scale = 1.0f / sqrtf((float)m->head_dim);
+    m->attention_scale = 1.0f / sqrtf((float)model_config_query_dim(m));
+    if (m->latent.value > 0 && m->rope.kind != ROPE_DEFAULT)
+        m->attention_scale =
+            (float)(m->rope.score_factor / sqrt((double)model_config_query_dim(m)));
     if (f->query_scalar > 0)
         m->attention_scale =
             (float)pow(reader_number(r, "query_pre_attn_scalar", 1e-3, 1e6, f->query_scalar), -0.5);

@@ -102,8 +102,10 @@ static void read_biases(struct reader *r, const struct family *f, struct model_c
         m->o_bias = reader_bool(r, f->o_bias_key, f->o_bias);
     if (!f->qkv_bias && !f->qkv_bias_key && reader_bool(r, "attention_bias", false))
         reader_fail(r, "attention_bias",
-                    f->joint_norm ? "false (biases in front of norms of q and k are not supported)"
-                                  : "false (a bias of o_proj is not supported)");
+                    f->latent.value > 0 ? "false (biases of latents are not supported)"
+                    : f->joint_norm
+                        ? "false (biases in front of norms of q and k are not supported)"
+                        : "false (a bias of o_proj is not supported)");
     if (f->o_bias && !reader_bool(r, "attention_bias", true))
         reader_fail(r, "attention_bias", "true");
     if (reader_bool(r, "mlp_bias", false))
@@ -158,20 +160,91 @@ static void read_shared_width(struct reader *r, const struct model_config *m,
         reader_fail(r, "shared_expert_intermediate_size", wanted);
 }
 
-/* GLM's: groups of experts, of which a token chooses some first, are none where there is one. */
+/* How tokens choose. norm_topk_prob of DeepSeek-V2, which no published model sets, means something
+ * else to its own code than to others', and nothing to transformers. */
+static void expect_scores(struct reader *r, const struct mixture_config *x)
+{
+    if (jdoc_get_value(r->object, "scoring_func"))
+        reader_expect(r, "scoring_func", x->softmax ? "softmax" : "sigmoid");
+    if (!x->softmax && jdoc_get_value(r->object, "topk_method"))
+        reader_expect(r, "topk_method", "noaux_tc");
+    if (x->softmax && x->among)
+        reader_fail(r, "norm_topk_prob", "false (not supported of this family)");
+    if (reader_int(r, "moe_layer_freq", 0, 1 << 20, 1) != 1)
+        reader_fail(r, "moe_layer_freq", "1 (others are not supported)");
+}
+
+/* Does config.json ask for groups? They are every family's but DeepSeek-V2's, which says so. */
+static bool wants_groups(struct reader *r, const struct mixture_config *x)
+{
+    const char *method = x->softmax ? reader_string(r, "topk_method") : "noaux_tc";
+    const bool greedy = x->softmax && (!method || strcmp(method, "greedy") == 0);
+    if (!greedy && x->softmax && strcmp(method, "group_limited_greedy") != 0)
+        reader_fail(r, "topk_method", "\"greedy\" or \"group_limited_greedy\"");
+    return !greedy;
+}
+
+/* None where a token keeps all of them. */
+static void read_groups(struct reader *r, struct mixture_config *x)
+{
+    const int32_t one = x->softmax ? -1 : 1; /* V2's class has no number of its own */
+    const int32_t groups = reader_int(r, "n_group", 1, 1024, x->groups > 0 ? x->groups : one);
+    const int32_t kept = reader_int(r, "topk_group", 1, 1024, x->kept > 0 ? x->kept : one);
+    x->groups = x->kept = 0;
+    if (r->st != OK)
+        return;
+    char divisor[80], most[80], least[96];
+    snprintf(divisor, sizeof divisor, "a divisor of n_routed_experts, which is %d",
+             (int)x->experts);
+    snprintf(most, sizeof most, "at most n_group, which is %d", (int)groups);
+    snprintf(least, sizeof least, "groups of %d experts that have num_experts_per_tok, which is %d",
+             (int)(x->experts / groups), (int)x->chosen);
+    if (x->experts % groups != 0)
+        reader_fail(r, "n_group", divisor);
+    else if (!x->softmax && groups > 1 && x->experts / groups < 2)
+        reader_fail(r, "n_group", "at most half of n_routed_experts");
+    else if (kept > groups)
+        reader_fail(r, "topk_group", most);
+    else if (kept < groups && kept * (x->experts / groups) < x->chosen)
+        reader_fail(r, "topk_group", least);
+    x->groups = kept < groups ? groups : 0;
+    x->kept = kept < groups ? kept : 0;
+}
+
+/* So many of the first layers have no experts; a list of all layers wins, in which no other may. */
+static int32_t count_dense(struct reader *r, const struct model_config *m, int32_t fallback)
+{
+    static const char key[] = "mlp_layer_types";
+    const struct jdoc *types = jdoc_get_value(r->object, key);
+    int32_t dense = reader_int(r, "first_k_dense_replace", 0, MODEL_LAYERS_MAX, fallback);
+    bool good = !types || (jdoc_type(types) == JDOC_ARRAY && jdoc_size(types) == (size_t)m->layers);
+    if (types)
+        dense = 0;
+    for (int32_t i = 0; types && good && i < m->layers; i++) {
+        const struct jdoc *v = jdoc_at(types, (size_t)i);
+        const char *type = jdoc_type(v) == JDOC_STRING ? jdoc_string(v) : "";
+        const bool plain = strcmp(type, "dense") == 0 && dense == i;
+        dense += plain;
+        good = plain || strcmp(type, "sparse") == 0;
+    }
+    if (!good)
+        reader_fail(r, key, "a list of as many as num_hidden_layers, \"dense\" before \"sparse\"");
+    if (r->st == OK && dense >= m->layers)
+        reader_fail(r, types ? key : "first_k_dense_replace", "less than num_hidden_layers");
+    return dense;
+}
+
+/* GLM's and DeepSeek's. */
 static void read_glm(struct reader *r, const struct model_config *m, struct mixture_config *x)
 {
     x->experts = reader_int(r, "n_routed_experts", 1, 1024, x->experts);
-    x->shared = reader_int(r, "n_shared_experts", 1, 63, 1);
-    x->scale = (float)reader_number(r, "routed_scaling_factor", 1e-6, 1e6, 1);
-    x->dense = reader_int(r, "first_k_dense_replace", 0, MODEL_LAYERS_MAX, 1);
-    x->dense_mlp = reader_int(r, "intermediate_size", 1, 1 << 20, 10944);
-    if (r->st == OK && x->dense >= m->layers)
-        reader_fail(r, "first_k_dense_replace", "less than num_hidden_layers");
-    if (reader_int(r, "n_group", 0, 1 << 20, 1) != 1)
-        reader_fail(r, "n_group", "1 (groups of experts are not supported)");
-    if (reader_int(r, "topk_group", 0, 1 << 20, 1) != 1)
-        reader_fail(r, "topk_group", "1 (groups of experts are not supported)");
+    x->shared = reader_int(r, "n_shared_experts", 1, 63, x->shared);
+    x->scale = (float)reader_number(r, "routed_scaling_factor", 1e-6, 1e6, x->scale);
+    x->dense = count_dense(r, m, x->dense);
+    x->dense_mlp = reader_int(r, "intermediate_size", 1, 1 << 20, x->dense_mlp);
+    expect_scores(r, x);
+    if (wants_groups(r, x))
+        read_groups(r, x);
 }
 
 /* What MiniMax's own class could do otherwise, and no published model does. */
@@ -226,7 +299,8 @@ static void read_mixture(struct reader *r, const struct family *f, struct model_
     *x = f->mixture;
     if (x->kind == MIXTURE_NONE)
         return;
-    x->scale = 1;
+    if (x->kind != MIXTURE_GLM)
+        x->scale = 1;
     x->chosen = reader_int(r, "num_experts_per_tok", 1, 64, x->chosen);
     if (x->kind != MIXTURE_GLM)
         x->experts =
@@ -294,26 +368,9 @@ static void read_multipliers(struct reader *r, struct model_config *m)
     m->logit_scale = (float)(1 / reader_number(r, "logits_scaling", 1e-6, 1e6, 1));
 }
 
-static void read_shape(struct reader *r, const struct family *f, struct model_config *m)
+/* How wide heads are, and how many of keys and values there are. */
+static void read_heads(struct reader *r, const struct family *f, struct model_config *m)
 {
-    const bool all_kv = f->kv_heads == 0 || jdoc_get(r->object, "num_key_value_heads");
-    m->hidden = reader_int(r, "hidden_size", 1, 1 << 17, -1);
-    m->layers = reader_int(r, "num_hidden_layers", 1, MODEL_LAYERS_MAX, -1);
-    m->heads = reader_int(r, "num_attention_heads", 1, 4096, f->heads > 0 ? f->heads : -1);
-    m->kv_heads = reader_int(r, "num_key_value_heads", 1, 4096, all_kv ? m->heads : f->kv_heads);
-    if (f->expert_mlp > 0) /* intermediate_size is that of layers without experts */
-        m->mlp = reader_int(r, "moe_intermediate_size", 1, 1 << 20, f->expert_mlp);
-    else
-        m->mlp = reader_int(r, "intermediate_size", 1, 1 << 20, -1);
-    m->vocab = reader_int(r, "vocab_size", 1, 1 << 20, f->vocab > 0 ? f->vocab : -1);
-    m->max_position = reader_int(r, "max_position_embeddings", 1, 1 << 24, f->max_position);
-    m->norm_eps =
-        (float)reader_number(r, "rms_norm_eps", 0, 1, f->norm_eps > 0 ? f->norm_eps : 1e-6);
-    m->tied = reader_bool(r, "tie_word_embeddings", m->tied);
-    if (f->head_norm_key)
-        m->head_norm = reader_bool(r, f->head_norm_key, f->head_norm);
-    if (r->st != OK)
-        return;
     char wanted[80];
     snprintf(wanted, sizeof wanted, "a divisor of num_attention_heads, which is %d", (int)m->heads);
     if (m->heads % m->kv_heads != 0)
@@ -328,6 +385,80 @@ static void read_shape(struct reader *r, const struct family *f, struct model_co
     m->head_dim = reader_int(r, "head_dim", 2, 512, head_dim);
     if (r->st == OK && (m->head_dim < 2 || m->head_dim > 512 || m->head_dim % 2 != 0))
         reader_fail(r, "head_dim", "an even number from 2 to 512");
+}
+
+/* What the kernels compute (BACKEND_KEY_DIM_MAX, ROPE_PAIRS_MAX, BACKEND_EXPERTS_MAX). */
+#define LATENT_KEY_MAX 576
+#define LATENT_TURNS_MAX (2 * ROPE_PAIRS_MAX)
+#define LATENT_HEADS_MAX 1024
+#define LATENT_UNIT 16
+
+/* null, which is not the family's, where queries are made of the row. */
+static int32_t read_query_latent(struct reader *r, const struct family *f)
+{
+    const bool null =
+        jdoc_get(r->object, "q_lora_rank") && !jdoc_get_value(r->object, "q_lora_rank");
+    return null ? 0 : reader_int(r, "q_lora_rank", 1, 1 << 17, f->latent.query);
+}
+
+/* Keys and values of all heads are made of latents, so there are as many, and head_dim, which
+ * transformers writes, says nothing. */
+static void read_latent(struct reader *r, const struct family *f, struct model_config *m)
+{
+    struct latent_config *l = &m->latent;
+    const struct {
+        const char *key;
+        int32_t *to;
+        int32_t max;
+    } sizes[] = {{"kv_lora_rank", &l->value, LATENT_KEY_MAX - LATENT_UNIT},
+                 {"qk_rope_head_dim", &l->turns, LATENT_TURNS_MAX},
+                 {"qk_nope_head_dim", &l->plain, 512},
+                 {"v_head_dim", &l->head, 512}};
+    char all[80], most[96];
+    *l = f->latent;
+    l->query = read_query_latent(r, f);
+    for (size_t i = 0; i < ARRAY_LEN(sizes); i++) {
+        *sizes[i].to = reader_int(r, sizes[i].key, LATENT_UNIT, sizes[i].max, *sizes[i].to);
+        if (r->st == OK && *sizes[i].to % LATENT_UNIT != 0)
+            reader_fail(r, sizes[i].key, "a multiple of 16");
+    }
+    snprintf(all, sizeof all, "num_attention_heads, which is %d", (int)m->heads);
+    snprintf(most, sizeof most, "at most %d less qk_rope_head_dim, which is %d", LATENT_KEY_MAX,
+             (int)l->turns);
+    if (r->st == OK && m->kv_heads != m->heads)
+        reader_fail(r, "num_key_value_heads", all);
+    if (r->st == OK && l->value + l->turns > LATENT_KEY_MAX)
+        reader_fail(r, "kv_lora_rank", most);
+    m->kv_heads = 1;
+    m->head_dim = l->turns + l->value;
+    if (f->interleaved_key)
+        m->interleaved = reader_bool(r, f->interleaved_key, f->interleaved);
+}
+
+static void read_shape(struct reader *r, const struct family *f, struct model_config *m)
+{
+    const bool all_kv = f->kv_heads == 0 || jdoc_get(r->object, "num_key_value_heads");
+    m->hidden = reader_int(r, "hidden_size", 1, 1 << 17, -1);
+    m->layers = reader_int(r, "num_hidden_layers", 1, MODEL_LAYERS_MAX, -1);
+    m->heads =
+        reader_int(r, "num_attention_heads", 1, f->latent.value > 0 ? LATENT_HEADS_MAX : 4096,
+                   f->heads > 0 ? f->heads : -1);
+    m->kv_heads = reader_int(r, "num_key_value_heads", 1, 4096, all_kv ? m->heads : f->kv_heads);
+    if (f->expert_mlp > 0) /* intermediate_size is that of layers without experts */
+        m->mlp = reader_int(r, "moe_intermediate_size", 1, 1 << 20, f->expert_mlp);
+    else
+        m->mlp = reader_int(r, "intermediate_size", 1, 1 << 20, -1);
+    m->vocab = reader_int(r, "vocab_size", 1, 1 << 20, f->vocab > 0 ? f->vocab : -1);
+    m->max_position = reader_int(r, "max_position_embeddings", 1, 1 << 24, f->max_position);
+    m->norm_eps =
+        (float)reader_number(r, "rms_norm_eps", 0, 1, f->norm_eps > 0 ? f->norm_eps : 1e-6);
+    m->tied = reader_bool(r, "tie_word_embeddings", m->tied);
+    if (f->head_norm_key)
+        m->head_norm = reader_bool(r, f->head_norm_key, f->head_norm);
+    if (r->st == OK && f->latent.value > 0)
+        read_latent(r, f, m);
+    else if (r->st == OK)
+        read_heads(r, f, m);
 }
 
 /* Some of those that were trained anew to give vectors see what follows. */

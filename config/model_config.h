@@ -22,6 +22,7 @@ struct rope_config {
      * context, whether in whole pairs, and what cosines and sines are multiplied with. */
     double beta_fast, beta_slow, attention_factor; /* the last: LONG's, too */
     int32_t truncate;
+    double score_factor; /* but DEFAULT: what scores are multiplied with where there are latents */
     /* LONG (arXiv 2402.13753): by how much each pair is slowed, in contexts of up to the original
      * length and in longer ones. */
     float short_factor[ROPE_PAIRS_MAX], long_factor[ROPE_PAIRS_MAX];
@@ -63,7 +64,7 @@ enum mixture_kind {
     MIXTURE_NONE,
     MIXTURE_QWEN,  /* Qwen3's */
     MIXTURE_QWEN2, /* the same with a shared expert that has a gate */
-    MIXTURE_GLM,   /* GLM-4.5's: shared experts, and scores by sigmoid with corrections */
+    MIXTURE_GLM, /* GLM-4.5's and DeepSeek's: shared experts, scores by sigmoid with corrections */
     MIXTURE_MIXTRAL,
     MIXTURE_MINIMAX, /* MiniMax-M2's: Mixtral's names, scores by sigmoid with corrections */
     /* All experts in one tensor, gates and ups in turns; biases of router and experts;
@@ -79,7 +80,11 @@ struct mixture_config {
     /* S more, behind the others, that every token goes through, too. The checkpoint has them as one
        MLP, S times as wide, and with QWEN2 what they are multiplied with. */
     int32_t shared;
-    float scale;       /* of the shares of those that are chosen */
+    float scale;     /* of the shares of those that are chosen */
+    int32_t softmax; /* GLM: scores are by softmax, and the checkpoint has no corrections */
+    /* GLM: experts are in so many groups, of which a token keeps some and chooses among theirs; 0:
+       it chooses among all */
+    int32_t groups, kept;
     int32_t dense;     /* so many layers, the first ones, have a plain MLP, */
     int32_t dense_mlp; /* this wide */
 };
@@ -92,6 +97,17 @@ static inline int32_t mixture_chosen(const struct mixture_config *x)
 {
     return x->chosen + x->shared;
 }
+
+/* Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): keys and values of all heads are
+ * made of one latent, which is what the cache holds. */
+struct latent_config {
+    int32_t query;    /* columns of the latent that queries are made of; 0: of the row itself */
+    int32_t value;    /* of the one that keys and values are made of, kv_lora_rank; 0: no latents */
+    int32_t turns;    /* qk_rope_head_dim: of a query and of what all heads' keys share */
+    int32_t plain;    /* qk_nope_head_dim: of a query and of each head's key */
+    int32_t head;     /* v_head_dim: of each head's value */
+    float latent_eps; /* of the norms of both latents */
+};
 
 /* What attention and MLP make is normed before it is added, and where, by names of the norms. With
  * OLMO those are all: attention and MLP take the residual stream as it is. */
@@ -106,8 +122,8 @@ struct model_config {
     int32_t hidden;       /* D */
     int32_t layers;       /* L */
     int32_t heads;        /* Hq */
-    int32_t kv_heads;     /* Hkv, divides Hq */
-    int32_t head_dim;     /* dh, even */
+    int32_t kv_heads;     /* Hkv, divides Hq; 1 with latents */
+    int32_t head_dim;     /* dh, even; with latents that of a key in the cache, [turns | value] */
     int32_t rotary_dim;   /* even; so many elements of a head turn, the first ones */
     int32_t mlp;          /* F; of a mixture: of each expert */
     int32_t vocab;        /* V */
@@ -133,6 +149,7 @@ struct model_config {
     float final_softcap;  /* of logits: cap * tanh(logit / cap); 0: none */
     enum dtype dtype;     /* of the checkpoint, as config.json says */
     struct mixture_config mixture;
+    struct latent_config latent;
     struct quant_config quant;
 
     /* Layers that slide attend to the last `window` positions, the row's own among them, and turn
@@ -171,6 +188,15 @@ enum status model_config_parse(const char *text, size_t n, const char *where,
 static inline bool model_config_slides(const struct model_config *m, int32_t layer)
 {
     return (m->slides[layer / 32] >> layer % 32 & 1) != 0;
+}
+/* Elements of a head's query and of its value. */
+static inline int32_t model_config_query_dim(const struct model_config *m)
+{
+    return m->latent.value > 0 ? m->latent.plain + m->latent.turns : m->head_dim;
+}
+static inline int32_t model_config_value_dim(const struct model_config *m)
+{
+    return m->latent.value > 0 ? m->latent.head : m->head_dim;
 }
 /* Has the layer a plain MLP? */
 static inline bool model_config_is_dense(const struct model_config *m, int32_t layer)

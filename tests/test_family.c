@@ -5,6 +5,8 @@
 #include <math.h>
 
 #define MXFP4 ",\"quantization_config\":{\"quant_method\":\"mxfp4\"}"
+#define V2 ",\"num_experts_per_tok\":6"
+#define GROUPS ",\"topk_method\":\"group_limited_greedy\""
 #define YARN                                                                                       \
     ",\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":32,\"truncate\":false,"                  \
     "\"original_max_position_embeddings\":4096}"
@@ -107,6 +109,15 @@ static void test_tied_texts(void **state)
             }
 }
 
+static void refuses(const char *family, const char *more, const char *why)
+{
+    struct model_config m;
+    struct err err = {""};
+    assert_int_equal(parse_family(family, more, &m, &err), ERR_MODEL);
+    if (!strstr(err.text, why))
+        fail_msg("%s%s: %s", family, more, err.text);
+}
+
 static void test_refusals(void **state)
 {
     (void)state;
@@ -129,9 +140,16 @@ static void test_refusals(void **state)
         {"granite", ",\"logits_scaling\":\"8\"", "logits_scaling is \"8\", expected a number"},
         {"granite", ",\"mlp_bias\":true", "mlp_bias is true, expected false"},
         {"glm4", ",\"hidden_act\":\"gelu\"", "hidden_act is \"gelu\", expected \"silu\""},
-        {"glm4_moe", ",\"n_group\":2", "n_group is 2, expected 1 (groups of experts are not"},
-        {"glm4_moe", ",\"topk_group\":4", "topk_group is 4, expected 1 (groups of experts are"},
+        {"glm4_moe", ",\"n_group\":3",
+         "n_group is 3, expected a divisor of n_routed_experts, which"},
+        {"glm4_moe", ",\"n_group\":128", "n_group is 128, expected at most half of n_routed"},
+        {"glm4_moe", ",\"topk_group\":4", "topk_group is 4, expected at most n_group, which is 1"},
+        {"glm4_moe", ",\"n_group\":32", "groups of 4 experts that have num_experts_per_tok, which"},
+        {"glm4_moe", ",\"n_group\":0", "n_group is 0, expected an integer"},
         {"glm4_moe", ",\"first_k_dense_replace\":4", "expected less than num_hidden_layers"},
+        {"glm4_moe_lite", ",\"mlp_layer_types\":[\"dense\"]", "a list of as many as num_hidden"},
+        {"glm4_moe_lite", ",\"mlp_layer_types\":[\"dense\",\"sparse\",\"dense\",\"sparse\"]",
+         "mlp_layer_types is an array, expected a list of as many as num_hidden_layers, \"dense\""},
         {"glm4_moe", ",\"n_shared_experts\":0", "n_shared_experts is 0, expected an integer"},
         {"glm4_moe", ",\"num_experts_per_tok\":60,\"n_shared_experts\":5",
          "133 experts of which a token takes 65, shared ones of one width among them"},
@@ -158,13 +176,39 @@ static void test_refusals(void **state)
          "rotary_dim is 7, expected one by which an even number"},
         {"minimax_m2", ",\"rotary_dim\":130", "rotary_dim is 130, expected an integer"},
     };
-    for (size_t i = 0; i < ARRAY_LEN(refused); i++) {
-        struct model_config m;
-        struct err err = {""};
-        assert_int_equal(parse_family(refused[i][0], refused[i][1], &m, &err), ERR_MODEL);
-        if (!strstr(err.text, refused[i][2]))
-            fail_msg("%s%s: %s", refused[i][0], refused[i][1], err.text);
-    }
+    for (size_t i = 0; i < ARRAY_LEN(refused); i++)
+        refuses(refused[i][0], refused[i][1], refused[i][2]);
+}
+
+static void test_latent_refusals(void **state)
+{
+    (void)state;
+    static const char *const refused[][3] = {
+        {"deepseek_v2", "", "num_experts_per_tok is missing"},
+        {"deepseek_v2", V2 ",\"norm_topk_prob\":true", "norm_topk_prob is true, expected false"},
+        {"deepseek_v2", V2 ",\"scoring_func\":\"sigmoid\"", "is \"sigmoid\", expected \"softmax\""},
+        {"deepseek_v2", V2 ",\"topk_method\":\"noaux_tc\"",
+         "\"greedy\" or \"group_limited_greedy\""},
+        {"deepseek_v2", V2 GROUPS, "n_group is missing, expected"},
+        {"deepseek_v2", V2 GROUPS ",\"n_group\":8", "topk_group is missing, expected"},
+        {"deepseek_v3", ",\"scoring_func\":\"softmax\"", "is \"softmax\", expected \"sigmoid\""},
+        {"deepseek_v3", ",\"topk_method\":\"greedy\"", "is \"greedy\", expected \"noaux_tc\""},
+        {"deepseek_v3", ",\"moe_layer_freq\":2", "moe_layer_freq is 2, expected 1"},
+        {"deepseek_v3", ",\"attention_bias\":true", "expected false (biases of latents are not"},
+        {"deepseek_v3", ",\"num_key_value_heads\":8", "expected num_attention_heads, which is 64"},
+        {"deepseek_v3", ",\"kv_lora_rank\":24", "kv_lora_rank is 24, expected a multiple of 16"},
+        {"deepseek_v3", ",\"kv_lora_rank\":528",
+         "expected at most 576 less qk_rope_head_dim, which"},
+        {"deepseek_v3", ",\"kv_lora_rank\":0", "kv_lora_rank is 0, expected an integer from 16"},
+        {"deepseek_v3", ",\"qk_rope_head_dim\":8", "qk_rope_head_dim is 8, expected an integer"},
+        {"deepseek_v3", ",\"qk_nope_head_dim\":40", "is 40, expected a multiple of 16"},
+        {"deepseek_v3", ",\"v_head_dim\":1024", "v_head_dim is 1024, expected an integer"},
+        {"deepseek_v3", ",\"q_lora_rank\":0", "q_lora_rank is 0, expected an integer"},
+        {"deepseek_v3", ",\"partial_rotary_factor\":0.5", "is 0.5, expected 1 (others are not"},
+        {"deepseek_v3", ",\"sliding_window\":8", "sliding_window is 8, expected null"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(refused); i++)
+        refuses(refused[i][0], refused[i][1], refused[i][2]);
 }
 
 /* As SmolLM3Config and SeedOssConfig of transformers 5.23 have it. */
@@ -334,6 +378,141 @@ static void test_joint_norms(void **state)
     assert_true(!x->among && m.kv_heads == m.heads);
 }
 
+/* As DeepseekV2Config, DeepseekV3Config and Glm4MoeLiteConfig of transformers 5.23 have it. */
+static void test_latents(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *family, *more;
+        struct latent_config latent;
+        struct mixture_config mixture;
+        int32_t mlp, max_position;
+        float norm_eps;
+    } cases[] = {
+        {"deepseek_v2",
+         V2,
+         {1536, 512, 64, 128, 128, 1e-6f},
+         {MIXTURE_GLM, 64, 6, false, 2, 1, .softmax = true, .dense_mlp = 8},
+         1407,
+         2048,
+         1e-6f},
+        {"deepseek_v3",
+         "",
+         {1536, 512, 64, 128, 128, 1e-6f},
+         {MIXTURE_GLM, 256, 8, true, 1, 2.5f, false, 8, 4, 3, 8},
+         2048,
+         4096,
+         1e-6f},
+        {"kimi_k2",
+         ",\"n_routed_experts\":384,\"n_group\":1,\"topk_group\":1,\"topk_method\":\"noaux_tc\","
+         "\"first_k_dense_replace\":1,\"scoring_func\":\"sigmoid\",\"num_nextn_predict_layers\":0",
+         {1536, 512, 64, 128, 128, 1e-6f},
+         {MIXTURE_GLM, 384, 8, true, 1, 2.5f, .dense = 1, .dense_mlp = 8},
+         2048,
+         4096,
+         1e-6f},
+        {"glm4_moe_lite",
+         "",
+         {768, 512, 64, 192, 256, 1e-6f},
+         {MIXTURE_GLM, 64, 4, true, 1, 1.8f, .dense = 1, .dense_mlp = 8},
+         1536,
+         202752,
+         1e-5f},
+    };
+    struct model_config m;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        ok_family(cases[i].family, cases[i].more, &m);
+        assert_memory_equal(&m.latent, &cases[i].latent, sizeof m.latent);
+        assert_memory_equal(&m.mixture, &cases[i].mixture, sizeof m.mixture);
+        assert_true(m.mlp == cases[i].mlp && m.max_position == cases[i].max_position);
+        assert_true(m.norm_eps == cases[i].norm_eps && m.interleaved && !m.tied && !m.head_norm);
+        assert_true(m.heads == 64 && m.kv_heads == 1 && m.head_dim == 576 && m.rotary_dim == 64);
+        const struct latent_config *l = &cases[i].latent;
+        assert_int_equal(model_config_query_dim(&m), l->plain + l->turns);
+        assert_int_equal(model_config_value_dim(&m), l->head);
+        assert_true(m.attention_scale == 1 / sqrtf((float)(l->plain + l->turns)));
+    }
+    ok_family("qwen3", "", &m);
+    assert_true(m.latent.value == 0 && model_config_query_dim(&m) == m.head_dim);
+    assert_int_equal(model_config_value_dim(&m), m.head_dim);
+}
+
+/* What makes latents and layers other than those of the class. */
+static void test_latent_keys(void **state)
+{
+    (void)state;
+    struct model_config m;
+    ok_family("deepseek_v3", "", &m);
+    uint64_t hash = m.hash;
+    ok_family("deepseek_v3", /* head_dim is what transformers writes, and says nothing */
+              ",\"q_lora_rank\":null,\"kv_lora_rank\":32,\"qk_rope_head_dim\":16,\"v_head_dim\":64,"
+              "\"qk_nope_head_dim\":48,\"head_dim\":16,\"num_key_value_heads\":64,"
+              "\"rope_interleave\":false,\"moe_layer_freq\":1,\"ep_size\":1",
+              &m);
+    const struct latent_config l = {0, 32, 16, 48, 64, 1e-6f};
+    assert_memory_equal(&m.latent, &l, sizeof l);
+    assert_true(m.head_dim == 48 && m.rotary_dim == 16 && !m.interleaved && m.hash != hash);
+    assert_true(m.attention_scale == 0.125f);
+    hash = m.hash;
+    ok_family("deepseek_v2", V2 ",\"rope_interleave\":false", &m);
+    assert_true(m.interleaved && m.mixture.groups == 0); /* whatever that key says */
+    ok_family("deepseek_v2", V2 GROUPS ",\"n_group\":8,\"topk_group\":3", &m);
+    assert_true(m.mixture.groups == 8 && m.mixture.kept == 3 && m.hash != hash);
+    ok_family("deepseek_v2", V2 ",\"topk_method\":\"greedy\",\"n_group\":8,\"topk_group\":3", &m);
+    assert_true(m.mixture.groups == 0 && m.mixture.kept == 0);
+    ok_family("glm4_moe", ",\"n_group\":4,\"topk_group\":2", &m);
+    assert_true(m.mixture.groups == 4 && m.mixture.kept == 2 && m.latent.value == 0);
+    ok_family("glm4_moe", ",\"n_group\":4,\"topk_group\":4", &m); /* which keeps all */
+    assert_true(m.mixture.groups == 0 && m.mixture.kept == 0);
+    ok_family("glm4_moe_lite",
+              ",\"mlp_layer_types\":[\"dense\",\"dense\",\"sparse\",\"sparse\"],"
+              "\"first_k_dense_replace\":1,\"partial_rotary_factor\":1.0",
+              &m);
+    assert_int_equal(m.mixture.dense, 2);
+    static const char heads[] = "{\"model_type\":\"kimi_k2\",\"hidden_size\":64,"
+                                "\"num_hidden_layers\":4,\"num_attention_heads\":1025}";
+    struct err err;
+    assert_int_equal(model_config_parse(heads, sizeof heads - 1, "config.json", &m, &err),
+                     ERR_MODEL);
+    assert_non_null(strstr(err.text, "num_attention_heads is 1025, expected an integer from 1 to"));
+}
+
+/* What multiplies scores where the context is stretched, in either dialect; cosines and sines have
+ * a factor of their own (yarn_apply_mscale and _compute_yarn_parameters of transformers 5.23). */
+static void test_latent_scores(void **state)
+{
+    (void)state;
+#define STRETCH                                                                                    \
+    "\"factor\":40,\"original_max_position_embeddings\":4096,\"beta_fast\":32,\"beta_slow\":1"
+    static const struct {
+        const char *more;
+        double score, attention; /* factors */
+        int32_t max_position;
+    } cases[] = {
+        {",\"rope_scaling\":{\"type\":\"yarn\",\"mscale\":1.0,\"mscale_all_dim\":1.0," STRETCH "}",
+         1.8738542, 1, 163840},
+        {",\"rope_parameters\":{\"rope_type\":\"yarn\",\"rope_theta\":10000,\"mscale\":0.707,"
+         "\"mscale_all_dim\":0.707," STRETCH "}",
+         1.5896262, 1, 163840},
+        {",\"rope_scaling\":{\"type\":\"yarn\",\"mscale\":1.0,\"mscale_all_dim\":0.5," STRETCH "}",
+         1.4029075, 1.1557220, 163840},
+        {",\"rope_scaling\":{\"type\":\"yarn\"," STRETCH "}", 1, 1.3688879, 163840},
+        {",\"rope_scaling\":{\"type\":\"linear\",\"factor\":4,\"mscale_all_dim\":1.0}", 1.2964770,
+         0, 16384},
+        {"", 1, 0, 4096},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct model_config m;
+        ok_family("deepseek_v3", cases[i].more, &m);
+        assert_true(fabs(m.attention_scale * sqrt(192) / cases[i].score - 1) < 1e-6);
+        assert_true(fabs(m.rope.attention_factor - cases[i].attention) < 1e-6);
+        assert_int_equal(m.max_position, cases[i].max_position);
+    }
+    struct model_config m; /* of other attention mscale_all_dim says nothing about scores */
+    ok_family("qwen3", cases[2].more, &m);
+    assert_true(m.attention_scale == 1 / sqrtf(128));
+}
+
 /* Layers of OLMo 3 that slide turn by theta as it is, whatever stretches that of the others. */
 static void test_plain_local_rotation(void **state)
 {
@@ -367,9 +546,13 @@ int main(void)
                                        cmocka_unit_test(test_smollm3_and_seed_oss),
                                        cmocka_unit_test(test_shared_experts),
                                        cmocka_unit_test(test_joint_norms),
+                                       cmocka_unit_test(test_latents),
+                                       cmocka_unit_test(test_latent_keys),
+                                       cmocka_unit_test(test_latent_scores),
                                        cmocka_unit_test(test_plain_local_rotation),
                                        cmocka_unit_test(test_tied_texts),
                                        cmocka_unit_test(test_refusals),
+                                       cmocka_unit_test(test_latent_refusals),
                                        cmocka_unit_test(test_interleaved),
                                        cmocka_unit_test(test_granite)};
     return cmocka_run_group_tests(tests, NULL, NULL);
