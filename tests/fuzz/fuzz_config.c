@@ -26,6 +26,7 @@ static void check_rope(const struct rope_config *r, int32_t rotary_dim)
     for (int32_t i = 0; r->kind == ROPE_LONG && i < rotary_dim / 2; i++)
         CHECK(r->short_factor[i] >= 0.0009f && r->long_factor[i] >= 0.0009f);
     CHECK((r->kind == ROPE_DEFAULT) == (r->factor < 1));
+    CHECK(r->kind == ROPE_DEFAULT || (isfinite(r->score_factor) && r->score_factor >= 1));
 }
 
 static bool is(const struct model_config *m, const char *family)
@@ -33,13 +34,20 @@ static bool is(const struct model_config *m, const char *family)
     return strcmp(m->model_type, family) == 0;
 }
 
+static bool has_latents(const struct model_config *m)
+{
+    return strncmp(m->model_type, "deepseek", 8) == 0 || is(m, "kimi_k2") || is(m, "glm4_moe_lite");
+}
+
 static void check_family(const struct model_config *m)
 {
     static const char *const families[] = {
-        "llama",    "mistral",   "mixtral",     "phi3",     "qwen2",    "qwen3",    "qwen3_moe",
-        "gemma",    "gemma2",    "gemma3_text", "gemma3",   "mistral3", "qwen2_vl", "qwen2_5_vl",
-        "qwen3_vl", "gpt_oss",   "smollm3",     "seed_oss", "ernie4_5", "glm",      "glm4",
-        "granite",  "qwen2_moe", "glm4_moe",    "olmo2",    "olmo3",    "olmoe",    "minimax_m2"};
+        "llama",     "mistral",      "mixtral",  "phi3",        "qwen2",       "qwen3",
+        "qwen3_moe", "gemma",        "gemma2",   "gemma3_text", "gemma3",      "mistral3",
+        "qwen2_vl",  "qwen2_5_vl",   "qwen3_vl", "gpt_oss",     "smollm3",     "seed_oss",
+        "ernie4_5",  "glm",          "glm4",     "granite",     "qwen2_moe",   "glm4_moe",
+        "olmo2",     "olmo3",        "olmoe",    "minimax_m2",  "deepseek_v2", "deepseek_v3",
+        "kimi_k2",   "glm4_moe_lite"};
     bool known = false;
     for (size_t i = 0; i < ARRAY_LEN(families); i++)
         known = known || is(m, families[i]);
@@ -48,10 +56,12 @@ static void check_family(const struct model_config *m)
     const bool glm = is(m, "glm") || is(m, "glm4");
     const bool glm_moe = is(m, "glm4_moe"), qwen2_moe = is(m, "qwen2_moe");
     CHECK(m->fused_qkv == phi3 && m->fused_gate_up == (phi3 || glm));
-    CHECK(m->interleaved == (glm || is(m, "ernie4_5")));
+    const bool latents = has_latents(m);
+    CHECK(m->interleaved == (glm || is(m, "ernie4_5") || is(m, "deepseek_v2")) ||
+          (latents && !is(m, "deepseek_v2")));
     const bool olmo = is(m, "olmo2") || is(m, "olmo3"), minimax = is(m, "minimax_m2");
     CHECK(m->joint_norm == (olmo || minimax || is(m, "olmoe")));
-    CHECK(m->rotary_dim == m->head_dim || phi3 || glm || glm_moe || minimax);
+    CHECK(m->rotary_dim == m->head_dim || latents || phi3 || glm || glm_moe || minimax);
     const bool either = glm || glm_moe || granite || qwen2_moe || is(m, "smollm3") ||
                         is(m, "seed_oss"); /* the file says */
     CHECK(either || m->qkv_bias == (gpt_oss || strncmp(m->model_type, "qwen2", 5) == 0));
@@ -85,10 +95,36 @@ static void check_quant(const struct model_config *m)
                        (int64_t)m->mlp * m->mixture.experts <= 1 << 28));
 }
 
+static void check_groups(const struct mixture_config *x, bool softmax)
+{
+    CHECK((x->softmax != 0) == softmax && in(x->groups, 0, x->experts) && in(x->kept, 0, 1024));
+    if (x->groups == 0) {
+        CHECK(x->kept == 0);
+        return;
+    }
+    CHECK(x->kind == MIXTURE_GLM && x->experts % x->groups == 0 && in(x->kept, 1, x->groups - 1));
+    CHECK(x->kept * (x->experts / x->groups) >= x->chosen);
+    CHECK(softmax || x->experts / x->groups >= 2);
+}
+
+static void check_latents(const struct model_config *m)
+{
+    const struct latent_config *l = &m->latent;
+    CHECK(has_latents(m) == (l->value > 0));
+    if (!has_latents(m))
+        return;
+    CHECK(in(l->query, 0, 1 << 17) && in(l->value, 16, 560) && in(l->turns, 16, 512));
+    CHECK(in(l->plain, 16, 512) && in(l->head, 16, 512) && l->latent_eps > 0);
+    CHECK(l->value % 16 == 0 && l->turns % 16 == 0 && l->plain % 16 == 0 && l->head % 16 == 0);
+    CHECK(m->kv_heads == 1 && m->heads <= 1024 && m->rotary_dim == l->turns);
+    CHECK(m->head_dim == l->value + l->turns);
+}
+
 static void check_mixture(const struct model_config *m)
 {
     const struct mixture_config *x = &m->mixture;
-    const bool glm = is(m, "glm4_moe");
+    const bool glm = is(m, "glm4_moe") || has_latents(m);
+    check_groups(x, is(m, "deepseek_v2"));
     CHECK(is(m, "gpt_oss") == (x->kind == MIXTURE_GPT_OSS));
     CHECK((x->kind == MIXTURE_NONE) == (x->experts == 0) && in(x->experts, 0, 1024));
     CHECK(in(x->chosen, x->experts > 0, 64) && x->chosen <= x->experts);
@@ -104,6 +140,7 @@ static void check_promises(const struct model_config *m)
     check_family(m);
     check_quant(m);
     check_mixture(m);
+    check_latents(m);
     CHECK(isfinite(m->attention_scale) && m->attention_scale > 0);
     CHECK(m->attention_softcap >= 0 && m->attention_softcap <= 1e3f && m->final_softcap >= 0 &&
           m->final_softcap <= 1e3f);
@@ -116,7 +153,7 @@ static void check_promises(const struct model_config *m)
     CHECK(in(m->window, 0, 1 << 24));
     CHECK(in(m->hidden, 1, 1 << 17) && in(m->layers, 1, 1024) && in(m->mlp, 1, 1 << 20));
     CHECK(in(m->heads, 1, 4096) && in(m->kv_heads, 1, m->heads) && m->heads % m->kv_heads == 0);
-    CHECK(in(m->head_dim, 2, 512) && m->head_dim % 2 == 0);
+    CHECK(in(m->head_dim, 2, m->latent.value > 0 ? 576 : 512) && m->head_dim % 2 == 0);
     CHECK(in(m->rotary_dim, 2, m->head_dim) && m->rotary_dim % 2 == 0);
     CHECK(in(m->vocab, 1, 1 << 20) && in(m->max_position, 1, 1 << 24));
     CHECK(m->norm_eps >= 0 && m->norm_eps <= 1);
