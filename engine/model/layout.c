@@ -172,6 +172,8 @@ static bool has_param(const struct model_config *m, const struct param *p)
     if (p->role == ROLE_GATE_UP || p->role == ROLE_DOWN || p->mixture != MIXTURE_NONE)
         if (p->mixture != m->mixture.kind)
             return false;
+    if (p->role == ROLE_CORRECTION && m->mixture.softmax)
+        return false;
     if (param_is_dense(p->role))
         return m->mixture.dense > 0;
     if (param_is_latent(p->role) && m->latent.value == 0)

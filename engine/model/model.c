@@ -286,7 +286,7 @@ static enum status bind_latent(struct model *m, const struct model_parts *p, int
                               .turns = c->turns,
                               .query_gain = vector_of(p, ROLE_QUERY_LATENT_NORM, layer),
                               .value_gain = vector_of(p, ROLE_VALUE_LATENT_NORM, layer),
-                              .eps = m->config->norm_eps};
+                              .eps = c->latent_eps};
 out:
     return st;
 }

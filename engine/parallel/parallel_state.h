@@ -42,7 +42,10 @@ static inline bool parallel_makes_delta(const struct flow *f)
 /* But for the corrections, which each layer has. */
 static inline struct routing_rules parallel_rules(const struct mixture_config *x)
 {
-    return (struct routing_rules){.sigmoid = x->kind == MIXTURE_GLM || x->kind == MIXTURE_MINIMAX,
+    const bool glm = x->kind == MIXTURE_GLM && !x->softmax;
+    return (struct routing_rules){.sigmoid = glm || x->kind == MIXTURE_MINIMAX,
+                                  .groups = x->groups,
+                                  .kept = x->kept,
                                   .among = x->among,
                                   .scale = x->scale,
                                   .shared = x->shared,
