@@ -54,6 +54,27 @@ YARN = {  # as gpt-oss has it, from so few positions that 165 feel it
     "rope_type": "yarn",
     "truncate": False,
 }
+DEEPSEEK_YARN = {  # DeepSeek-V3's, as far
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "factor": 32.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 16,
+    "type": "yarn",
+}
+DEEPSEEK_V3 = {
+    "attention_bias": False,
+    "ep_size": 1,
+    "moe_layer_freq": 1,
+    "n_group": 4,
+    "norm_topk_prob": True,
+    "num_nextn_predict_layers": 1,
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "topk_group": 2,
+    "topk_method": "noaux_tc",
+}
 MXFP4 = {
     "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router",
                                "model.embed_tokens", "lm_head"],
@@ -355,6 +376,59 @@ SPECS = (
                 "rms_norm_eps": 1e-6, "rotary_dim": 8, "scoring_func": "sigmoid",
                 "shared_intermediate_size": 0, "use_mtp": True, "use_qk_norm": True,
                 "use_routing_bias": True}),
+    # As DeepSeek-V2-Lite's file, but for the sizes, which all differ: queries are made of the row,
+    # and the dense layer comes first.
+    Spec("deepseek_v2_f32", 10, "float32", tied=False, vocab=229, hidden=60, layers=3, heads=4,
+         kv_heads=4, mlp=106, head_dim=16, dialect="old", family="DeepseekV2",
+         model_type="deepseek_v2", omit=("head_dim",),
+         extra={"attention_bias": False, "first_k_dense_replace": 1, "kv_lora_rank": 64,
+                "moe_intermediate_size": 26, "moe_layer_freq": 1, "n_group": 1,
+                "n_routed_experts": 10, "n_shared_experts": 2, "norm_topk_prob": False,
+                "num_experts_per_tok": 3, "q_lora_rank": None, "qk_nope_head_dim": 48,
+                "qk_rope_head_dim": 16, "routed_scaling_factor": 1.0, "scoring_func": "softmax",
+                "topk_group": 1, "topk_method": "greedy", "v_head_dim": 32}),
+    # As DeepSeek-V2's file: queries of a latent, groups of experts by their largest, YaRN, whose
+    # two factors differ here.
+    Spec("deepseek_v2_groups_f32", 1, "float32", tied=False, vocab=231, hidden=60, layers=3,
+         heads=5, kv_heads=5, mlp=90, head_dim=32, dialect="old", family="DeepseekV2",
+         model_type="deepseek_v2", omit=("head_dim",),
+         scaling={"beta_fast": 32, "beta_slow": 1, "factor": 32.0, "mscale": 1.0,
+                  "mscale_all_dim": 0.707, "original_max_position_embeddings": 16, "type": "yarn"},
+         extra={"attention_bias": False, "first_k_dense_replace": 1, "kv_lora_rank": 48,
+                "moe_intermediate_size": 20, "moe_layer_freq": 1, "n_group": 4,
+                "n_routed_experts": 12, "n_shared_experts": 1, "norm_topk_prob": False,
+                "num_experts_per_tok": 3, "q_lora_rank": 40, "qk_nope_head_dim": 16,
+                "qk_rope_head_dim": 32, "routed_scaling_factor": 4.0, "scoring_func": "softmax",
+                "topk_group": 2, "topk_method": "group_limited_greedy", "v_head_dim": 64}),
+    # As DeepSeek-V3's file: groups by the sum of their two largest corrected sigmoids. An epsilon
+    # that those of the latents' norms would be seen to take.
+    Spec("deepseek_v3_f32", 9, "float32", tied=False, vocab=233, hidden=64, layers=3, heads=5,
+         kv_heads=5, mlp=106, head_dim=16, dialect="old", family="DeepseekV3",
+         model_type="deepseek_v3", omit=("head_dim",), scaling=DEEPSEEK_YARN,
+         extra={**DEEPSEEK_V3, "first_k_dense_replace": 1, "kv_lora_rank": 32,
+                "moe_intermediate_size": 26, "n_routed_experts": 12, "n_shared_experts": 1,
+                "num_experts_per_tok": 3, "q_lora_rank": 24, "qk_nope_head_dim": 48,
+                "qk_rope_head_dim": 16, "rms_norm_eps": 1e-3, "v_head_dim": 64}),
+    # Columns in whole groups of 32, so that codes can be made of every linear.
+    Spec("deepseek_v3_bf16", 155, "bfloat16", tied=False, vocab=227, hidden=64, layers=3, heads=4,
+         kv_heads=4, mlp=96, head_dim=16, family="DeepseekV3", model_type="deepseek_v3",
+         omit=("head_dim",), scaling={**DEEPSEEK_YARN, "rope_type": "yarn"},
+         extra={**DEEPSEEK_V3, "first_k_dense_replace": 1, "kv_lora_rank": 64,
+                "moe_intermediate_size": 32, "n_routed_experts": 16, "n_shared_experts": 2,
+                "num_experts_per_tok": 4, "q_lora_rank": 32, "qk_nope_head_dim": 48,
+                "qk_rope_head_dim": 16, "rms_norm_eps": 1e-6, "v_head_dim": 32}),
+    # As GLM-4.7-Flash's file: heads' values wider than what does not turn of their keys, one group.
+    # That the first layer has none is what transformers takes for granted without the list.
+    Spec("glm4_moe_lite_f32", 17, "float32", tied=False, vocab=237, hidden=60, layers=3, heads=5,
+         kv_heads=5, mlp=106, head_dim=16, dialect="old", rope_theta=1000000.0,
+         family="Glm4MoeLite", model_type="glm4_moe_lite", omit=("head_dim", "mlp_layer_types"),
+         extra={"attention_bias": False, "first_k_dense_replace": 1, "kv_lora_rank": 32,
+                "mlp_layer_types": ["dense", "sparse", "sparse"], "moe_intermediate_size": 26,
+                "n_group": 1, "n_routed_experts": 10, "n_shared_experts": 1,
+                "norm_topk_prob": True, "num_experts_per_tok": 3, "num_nextn_predict_layers": 1,
+                "partial_rotary_factor": 1.0, "q_lora_rank": 36, "qk_nope_head_dim": 48,
+                "qk_rope_head_dim": 16, "routed_scaling_factor": 1.8, "topk_group": 1,
+                "topk_method": "noaux_tc", "v_head_dim": 64}),
 )
 
 
@@ -480,7 +554,12 @@ def random_model(spec, rng):
             parameter.copy_(stored.float())
         for name, buffer in sorted(model.named_buffers()):
             if name.endswith("e_score_correction_bias"):  # large enough to change the choice
-                buffer.copy_(torch.from_numpy(0.3 * rng.standard_normal(tuple(buffer.shape))))
+                value = 0.3 * rng.standard_normal(tuple(buffer.shape))
+                if spec.family == "DeepseekV3":
+                    # A group that is not kept has scores of -inf in transformers 5.23, of 0 in
+                    # earlier ones: alike where no corrected score is negative.
+                    value = np.abs(value)
+                buffer.copy_(torch.from_numpy(value))
     return widened(model, DTYPES[spec.dtype])
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """An independent float64 forward pass of a Llama, Mistral, Mixtral, SmolLM3, Seed-OSS, ERNIE
-4.5, GLM-4, Granite, Phi-3, Qwen, Gemma, gpt-oss, OLMo or MiniMax-M2 checkpoint, in numpy.
+4.5, GLM-4, Granite, Phi-3, Qwen, Gemma, gpt-oss, OLMo, MiniMax-M2 or DeepSeek checkpoint, in numpy.
 
     llama_numpy.py DIR --ids 5,6,7 [--greedy N]    the next token's top logits, or N greedy tokens
     llama_numpy.py --check DIR [DIR ...]           compare with each DIR's golden.safetensors
@@ -36,16 +36,22 @@ HALVES = (*GLM, "glm4_moe")  # whose heads turn by half, if nothing else is said
 OLMO = ("olmo2", "olmo3", "olmoe")
 PLAIN = ("ernie4_5", *GLM, "granite", "llama", "mistral", "olmo2", "olmo3", "phi3", "qwen2",
          "qwen3", "seed_oss", "smollm3")
-MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss", "olmoe", "minimax_m2")
+LATENTS = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite")
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss", "olmoe", "minimax_m2",
+            *LATENTS)
 BIASES = (*GLM, "glm4_moe", "gpt_oss", "granite", *OLMO, "seed_oss",
           "smollm3")  # whose attention_bias may be true
 NO_WINDOWS = ("llama", "gemma", "granite", "seed_oss", "ernie4_5", "glm4_moe", "minimax_m2",
-              "olmo2", "olmoe", *GLM)
+              "olmo2", "olmoe", *GLM, *LATENTS)
 TWO_ROTATIONS = ("gemma3_text", "olmo3")  # one of the layers with a window
 THETAS = {"ernie4_5": 500000.0, "gemma3_text": 1000000.0, "minimax_m2": 5000000.0,
           "olmo3": 500000.0, "smollm3": 2000000.0}
-EPSILONS = {"ernie4_5": 1e-5, "glm": 1.5625e-7, "glm4": 1.5625e-7, **dict.fromkeys(OLMO, 1e-5)}
+EPSILONS = {"ernie4_5": 1e-5, "glm4_moe_lite": 1e-5, "glm": 1.5625e-7, "glm4": 1.5625e-7,
+            **dict.fromkeys(OLMO, 1e-5)}
 HEAD_DIMS = {"gemma": 256, "gemma2": 256, "gemma3_text": 256, "minimax_m2": 128}
+LATENT_EPSILON = 1e-6  # of latents' norms, whatever rms_norm_eps is
+SCALES = {"deepseek_v3": 2.5, "kimi_k2": 2.5, "glm4_moe_lite": 1.8}
+GROUPS = {"deepseek_v3": (8, 4), "kimi_k2": (8, 4)}
 GEMMA_NORMS = ("post_attention_layernorm", "pre_feedforward_layernorm",
                "post_feedforward_layernorm")
 GLM4_NORMS = ("post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
@@ -55,6 +61,17 @@ GEMMA3 = {  # what a multimodal checkpoint's text_config need not say
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
 }
+
+
+class Latent(typing.NamedTuple):
+    """Columns of the latents of queries, 0: none, and of keys and values; elements of a head's
+    query and key that turn and that do not, and of its value."""
+
+    query: int
+    value: int
+    turns: int
+    plain: int
+    head: int
 
 
 class Config(typing.NamedTuple):
@@ -78,6 +95,8 @@ class Config(typing.NamedTuple):
     chosen: int  # experts of a token; 0: no mixture
     among: bool  # whether their shares add up to one
     scale: float  # multiplies their shares
+    groups: tuple  # of experts, and how many of them a token keeps
+    latent: Latent | None
     act: typing.Callable  # of the gate
     norm_offset: float  # added to the weights of norms
     embed_scale: float  # multiplies embeddings
@@ -257,6 +276,33 @@ def embed_scale_of(raw):
     return float(np.dtype(dtype).type(scale))
 
 
+def latent_of(raw):
+    if raw["model_type"] not in LATENTS:
+        return None
+    default = (768, 192, 256) if raw["model_type"] == "glm4_moe_lite" else (1536, 128, 128)
+    return Latent(query=raw.get("q_lora_rank", default[0]) or 0,
+                  value=raw.get("kv_lora_rank", 512),
+                  turns=raw.get("qk_rope_head_dim", 64),
+                  plain=raw.get("qk_nope_head_dim", default[1]),
+                  head=raw.get("v_head_dim", default[2]))
+
+
+def latent_scalar(latent, scaling):
+    """Scores are divided by its root: the width of a query, less what YaRN's mscale_all_dim makes
+    of them, twice."""
+    all_dim = scaling.get("mscale_all_dim", 0) if scaling["rope_type"] != "default" else 0
+    factor = max(scaling.get("factor", 1), 1)
+    return (latent.plain + latent.turns) / (0.1 * all_dim * math.log(factor) + 1) ** 4
+
+
+def groups_of(raw):
+    """DeepSeek-V2's are none unless topk_method says so."""
+    if raw["model_type"] == "deepseek_v2" and raw.get("topk_method", "greedy") == "greedy":
+        return 1, 1
+    default = GROUPS.get(raw["model_type"], (1, 1))
+    return raw.get("n_group", default[0]), raw.get("topk_group", default[1])
+
+
 def read_config(directory):
     """config.json with its defaults filled in; refuses what the forward pass does not do."""
     raw = read_json(directory)
@@ -282,7 +328,8 @@ def read_config(directory):
     known = all(one["rope_type"] in ("default", "linear", "llama3", "longrope", "yarn")
                 for one in (scaling, local[1]))
     heads = raw["num_attention_heads"]
-    head_dim = raw.get("head_dim") or HEAD_DIMS.get(kind, raw["hidden_size"] // heads)
+    latent = latent_of(raw)
+    head_dim = latent.turns if latent else raw.get("head_dim") or HEAD_DIMS.get(kind, raw["hidden_size"] // heads)
     turned = 0.5 if kind in HALVES else 1.0
     if kind == "minimax_m2":
         turned = raw.get("rotary_dim", head_dim) / head_dim
@@ -293,8 +340,10 @@ def read_config(directory):
         unsupported.append("layers without experts")
     if raw.get("clip_qkv") is not None:
         unsupported.append("clip_qkv")
-    if raw.get("n_group", 1) != 1 or raw.get("topk_group", 1) != 1:
-        unsupported.append("groups of experts")
+    if raw.get("moe_layer_freq", 1) != 1 or kind == "deepseek_v2" and raw.get("norm_topk_prob"):
+        unsupported.append("moe_layer_freq or norm_topk_prob")
+    if latent and raw.get("num_key_value_heads", heads) != heads:
+        unsupported.append("num_key_value_heads")
     if unsupported:
         raise ValueError(f"{directory}: unsupported in config.json: {', '.join(unsupported)}")
     return Config(
@@ -305,7 +354,8 @@ def read_config(directory):
         kv_heads=raw.get("num_key_value_heads") or heads,
         head_dim=head_dim,
         rotary_dim=int(head_dim * partial),
-        interleaved=kind in ("ernie4_5", *GLM),
+        interleaved=kind in ("ernie4_5", "deepseek_v2", *GLM)
+        or bool(latent) and raw.get("rope_interleave", True),
         eps=raw.get("rms_norm_eps", EPSILONS.get(kind, 1e-6)),
         tied=raw.get("tie_word_embeddings", gemma or kind in ("ernie4_5", "smollm3")),
         theta=theta,
@@ -315,14 +365,17 @@ def read_config(directory):
         turns=turns_of(raw),
         chosen=raw["num_experts_per_tok"] if mixture else 0,
         among=kind in ("mixtral", "gpt_oss", "minimax_m2")
-        or raw.get("norm_topk_prob", kind == "glm4_moe"),
-        scale=raw.get("routed_scaling_factor", 1.0),
+        or raw.get("norm_topk_prob", kind in ("glm4_moe", *LATENTS) and kind != "deepseek_v2"),
+        scale=raw.get("routed_scaling_factor", SCALES.get(kind, 1.0)),
+        groups=groups_of(raw),
+        latent=latent,
         act=gelu if gemma else silu,
         norm_offset=float(gemma),
         embed_scale=embed_scale_of(raw),
         residual_scale=raw.get("residual_multiplier", 1.0) if kind == "granite" else 1.0,
         logit_scale=1 / raw.get("logits_scaling", 1.0) if kind == "granite" else 1.0,
-        query_scalar=raw.get("attention_multiplier", 1.0) ** -2 if kind == "granite" else
+        query_scalar=latent_scalar(latent, scaling) if latent else
+        raw.get("attention_multiplier", 1.0) ** -2 if kind == "granite" else
         raw.get("query_pre_attn_scalar", 256) if later else head_dim,
         score_cap=raw.get("attn_logit_softcapping", 50.0) if kind == "gemma2" else None,
         logit_cap=raw.get("final_logit_softcapping", 30.0 if kind == "gemma2" else None)
@@ -411,13 +464,13 @@ def capped(x, cap):
 
 
 def attention(config, q, k, v, window, sinks=None):
-    """Causal attention of q [n, heads, head_dim] on k and v [n, kv_heads, head_dim], or on the
+    """Causal attention of q [n, heads, head_dim] on k and v [n, kv_heads, ...], or on the
     latest `window` of them, the query's own position included. sinks: of each head the score of one
     more key, which has no value."""
     n = q.shape[0]
     age = np.arange(n)[:, None] - np.arange(n)
     unseen = (age < 0) | (age >= (window or n))
-    out = np.empty_like(q)
+    out = np.empty((n, config.heads, v.shape[-1]))
     for head in range(config.heads):
         kv = head // (config.heads // config.kv_heads)
         scores = q[:, head] @ k[:, kv].T / math.sqrt(config.query_scalar)
@@ -450,6 +503,18 @@ def clamped(gate, up):
     return (up + 1) * gate * (0.5 + 0.5 * np.tanh(0.851 * gate))  # gate * sigmoid(1.702 gate)
 
 
+def choose(config, scores, corrected):
+    """The experts with the largest scores of one token, of those in the groups that it keeps: those
+    with the largest score in them, or where there are corrections, sum of their two largest."""
+    groups, kept = config.groups
+    inside = np.sort(scores.reshape(groups, -1), axis=-1)
+    worth = inside[:, -2:].sum(axis=-1) if corrected else inside[:, -1]
+    left = np.argsort(-worth, kind="stable")[kept:]
+    scores = scores.reshape(groups, -1).copy()
+    scores[left] = -np.inf
+    return np.argsort(-scores.reshape(-1), kind="stable")[:config.chosen]
+
+
 def mixture(config, weights, prefix, y, met):
     """The experts of each row of y by their shares: parts of the softmax, or, where the choice has
     corrections, sigmoids.  Added to that: the MLP that all rows share."""
@@ -474,7 +539,7 @@ def mixture(config, weights, prefix, y, met):
         out *= sigmoid(y @ weights[f"{where}shared_expert_gate.weight"].T)
     for t, share in enumerate(shares):
         scores = share if corrections is None else share + corrections
-        chosen = np.argsort(-scores, kind="stable")[:config.chosen]
+        chosen = choose(config, scores, corrections is not None)
         total = (share[chosen].sum() if config.among else 1.0) / config.scale
         for e in chosen:
             def project(name, x, e=e):
@@ -485,6 +550,27 @@ def mixture(config, weights, prefix, y, met):
             g = clamped(g, u) if router.endswith("router") else silu(g) * u
             out[t] += share[e] / total * project(down, g)[0]
     return out
+
+
+def latent_heads(config, project, norm, y, stored):
+    """Queries, keys and values [n, heads, ...] of rows y by section 2.1 of DeepSeek-V2's paper
+    (arXiv 2405.04434), equations 37 to 47 before the rotation: those of all heads are made of
+    latents, but for a part of keys that turns, which heads share. Elements that turn come first
+    here, last in the checkpoint. A KV cache holds the latent and that part."""
+    latent = config.latent
+    if latent.query > 0:
+        y_query = norm("q_a_layernorm", project("self_attn.q_a_proj", y))
+        q = project("self_attn.q_b_proj", y_query)
+    else:
+        q = project("self_attn.q_proj", y)
+    compressed = project("self_attn.kv_a_proj_with_mqa", y)
+    value = stored(norm("kv_a_layernorm", compressed[:, :latent.value]))
+    kv = project("self_attn.kv_b_proj", value).reshape(len(y), config.heads, -1)
+    q = q.reshape(len(y), config.heads, -1)
+    shared = np.repeat(compressed[:, None, latent.value:], config.heads, axis=1)
+    q = np.concatenate([q[..., latent.plain:], q[..., :latent.plain]], axis=-1)
+    k = np.concatenate([shared, kv[..., :latent.plain]], axis=-1)
+    return q, k, kv[..., latent.plain:]
 
 
 def layer(config, weights, prefix, x, rotation, window, stored, met):
@@ -500,6 +586,9 @@ def layer(config, weights, prefix, x, rotation, window, stored, met):
         of each, as Qwen3 and Gemma 3."""
         return norm(name, y.reshape(len(x), -1, weights[f"{prefix}{name}.weight"].size))
 
+    def latent_norm(name, y):
+        return rms_norm(y, weights[f"{prefix}self_attn.{name}.weight"], LATENT_EPSILON)
+
     # Names of norms behind attention, before and behind the MLP: of Gemma 2 and 3, and GLM-4-0414,
     # which have all four; of OLMo 2 and 3, which have none before anything
     behind_only = f"{prefix}input_layernorm.weight" not in weights
@@ -507,13 +596,20 @@ def layer(config, weights, prefix, x, rotation, window, stored, met):
     after = gemma or f"{prefix}post_mlp_layernorm.weight" in weights
     behind, before, last = GEMMA_NORMS if gemma else GLM4_NORMS
     y = x if behind_only else norm("input_layernorm", x)
-    q, k, v = (project(f"self_attn.{name}_proj", y) for name in "qkv")
-    if f"{prefix}self_attn.q_norm.weight" in weights:
-        q, k = joint_or_own("self_attn.q_norm", q), joint_or_own("self_attn.k_norm", k)
-    q, k, v = (one.reshape(len(x), -1, config.head_dim) for one in (q, k, v))
+    if config.latent:
+        q, k, v = latent_heads(config, project, latent_norm, y, stored)
+    else:
+        q, k, v = (project(f"self_attn.{name}_proj", y) for name in "qkv")
+        if f"{prefix}self_attn.q_norm.weight" in weights:
+            q, k = joint_or_own("self_attn.q_norm", q), joint_or_own("self_attn.k_norm", k)
+        q, k, v = (one.reshape(len(x), -1, config.head_dim) for one in (q, k, v))
     if rotation:
         q, k = (rotate(one, *rotation, config.interleaved) for one in (q, k))
-    y = attention(config, q, stored(k), stored(v), window,
+    if config.latent:
+        k[..., :config.latent.turns] = stored(k[..., :config.latent.turns])
+    else:
+        k, v = stored(k), stored(v)
+    y = attention(config, q, k, v, window,
                   weights.get(f"{prefix}self_attn.sinks"))  # gpt-oss
     y = project("self_attn.o_proj", y)
     x = x + config.residual_scale * (norm(behind, y) if after else y)

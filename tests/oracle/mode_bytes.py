@@ -18,6 +18,8 @@ such ends evenly where axes do not count homes, and attention has the rows of on
 of one column of the mesh.  Homes are counted by depth or w, and in it by row or b.
 Where all heads are normed together, the ranks that have the same rows in attention sum squares of
 every head, over one axis of the heads after the other.
+Models with latents (tp1d_bytes) are mixtures, which 1d and 1d_sp have alone: either completes the
+latents of all rows on every rank.
 """
 
 import argparse
@@ -143,8 +145,9 @@ def sequence_parallel(shape, ranks, rank, rows, sampled):
     scatter, gather = (ranks - 1) * own * width, (rows.count - own) * width
     head = (len(sampled) - rows.among(sampled, at)) * width
     head += len(sampled) * (shape.vocab - size(shape.vocab, at))
+    latents = tp1d_bytes.latent_gather_bytes(shape, ranks, rank, rows.count)
     return (WORD * (scatter + shape.layers * 2 * (gather + scatter) + head) +
-            shape.layers * squares(shape, rows.count, at))
+            shape.layers * (squares(shape, rows.count, at) + latents))
 
 
 def tiles(outputs, *places):
@@ -297,6 +300,7 @@ def step_bytes(shape, mode, ranks, rank, rows, sampled, many=False, weight_size=
         return sum(received for _, received in step.values())
     if mode == "1d_sp":
         return sequence_parallel(shape, ranks, rank, rows, sampled)
+    assert not shape.latent, mode
     if mode.startswith("3d"):
         mesh, place = mesh_place(mode, ranks, rank)
         gathered = weight_size if "gathered" in mode else 0
@@ -379,6 +383,10 @@ def check():
     tp1d_bytes.expect("1d_sp moves what 1d's two-shot all-reduces do",
                       layer_bytes(shape, "1d_sp", 4, rows), WORD * 4 * 3 * rows * h // 4)
     check_joint_norms(rows)
+    # 4096 rows of three quarters of 2112 columns, besides what 1d_sp moves of any model so wide.
+    shape = tp1d_bytes.DEEPSEEK_V3
+    moved = [layer_bytes(s, "1d_sp", 4, rows) for s in (shape, shape._replace(latent=None))]
+    tp1d_bytes.expect("latents, 1d_sp, P=4", moved[0] - moved[1], WORD * rows * 1584)
 
 
 def check_joint_norms(rows):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Closed forms for 1D tensor parallelism of a Llama, Mistral, Mixtral, Qwen, GLM, Gemma, gpt-oss,
-OLMo or MiniMax-M2 model: bytes moved and held.
+OLMo, MiniMax-M2 or DeepSeek model: bytes moved and held.
 
     tp1d_bytes.py config.json P [--rows T] [--sampled R]     a table for each rank
     tp1d_bytes.py --self-check                               hand-computed values
@@ -16,6 +16,10 @@ go with their heads.  Each expert of a mixture is cut as an MLP is, its router i
 A shared expert is as many as are as wide as the others.
 OLMo and MiniMax-M2 norm all heads of q together, and those of k: the sums of squares of every head
 are summed by an all-reduce of [T, heads + kv_heads] in fp32, and the norms go with their heads.
+DeepSeek's keys and values, and some queries, are made of latents: one product, of which each rank
+has columns by the balanced rule, makes [query | value | turns] of a row, and an all-gather in fp32
+completes it on all ranks.  What makes queries of their latent, or of the row, and keys and values
+goes with its heads, and has no KV head of its own: all ranks cache [turns | value].
 gpt-oss has sinks, one of each head, and biases of all linears: those behind a sum are replicated.
 
 The distributed sampler exchanges candidates instead of logits: 32 bytes a row; and when any row
@@ -34,6 +38,25 @@ GEMMA3 = {  # what a multimodal checkpoint's text_config need not say
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
 }
+
+
+LATENTS = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite")
+
+
+class Latent(typing.NamedTuple):
+    """Columns of the latents of queries, 0: none, and of keys and values; elements of a head's
+    query and key that turn and that do not, and of its value."""
+
+    query: int
+    value: int
+    turns: int
+    plain: int
+    head: int
+
+    @property
+    def columns(self):
+        """Of the product that makes latents."""
+        return self.query + self.value + self.turns
 
 
 class Shape(typing.NamedTuple):
@@ -59,6 +82,7 @@ class Shape(typing.NamedTuple):
     corrections: bool = False  # of the choice: one of each expert that is chosen
     dense: int = 0  # layers with a plain MLP instead,
     dense_mlp: int = 0  # this wide
+    latent: Latent | None = None  # then head_dim means nothing
 
     @property
     def norms(self):
@@ -71,7 +95,8 @@ def shape_of(config):
     if config["model_type"] == "gemma3":  # of a multimodal checkpoint: the text model
         config = {"model_type": "gemma3_text", **GEMMA3, **config["text_config"]}
     gemma = config["model_type"] in ("gemma", "gemma2", "gemma3_text")
-    glm, qwen2 = (config["model_type"] == kind for kind in ("glm4_moe", "qwen2_moe"))
+    latents = config["model_type"] in LATENTS
+    glm, qwen2 = config["model_type"] == "glm4_moe" or latents, config["model_type"] == "qwen2_moe"
     minimax = config["model_type"] == "minimax_m2"
     olmo = config["model_type"] in ("olmo2", "olmo3", "olmoe")
     qwen3 = config["model_type"] == "qwen3_moe"
@@ -93,7 +118,7 @@ def shape_of(config):
         or ((olmo or config["model_type"] in ("granite", "smollm3"))
             and config.get("attention_bias", False)),
         head_norm=config["model_type"] in ("qwen3", "qwen3_moe", "gemma3_text")
-        or (glm and config.get("use_qk_norm", False)),
+        or (glm and not latents and config.get("use_qk_norm", False)),
         joint_norm=minimax or olmo,
         experts=config.get("num_local_experts") or config.get("num_experts")
         or config.get("n_routed_experts") or 0,
@@ -102,9 +127,12 @@ def shape_of(config):
         shared=config["n_shared_experts"] if glm else
         config["shared_expert_intermediate_size"] // mlp if qwen2 else 0,
         gated=qwen2,
-        corrections=glm or minimax,
+        corrections=minimax or glm and config["model_type"] != "deepseek_v2",
         dense=config["first_k_dense_replace"] if glm else 0,
         dense_mlp=config["intermediate_size"] if glm else 0,
+        latent=Latent(config["q_lora_rank"] or 0, config["kv_lora_rank"],
+                      config["qk_rope_head_dim"], config["qk_nope_head_dim"],
+                      config["v_head_dim"]) if latents else None,
     )
 
 
@@ -137,6 +165,12 @@ def logits_gather_bytes(sampled, vocab, ranks, rank, elem_size=4):
     return sampled * (vocab - len(block(vocab, ranks, rank))) * elem_size
 
 
+def latent_gather_bytes(shape, ranks, rank, rows):
+    """Bytes a rank receives to complete the latents of so many rows in a layer."""
+    columns = shape.latent.columns if shape.latent else 0
+    return rows * (columns - len(block(columns, ranks, rank))) * 4
+
+
 def places(vocab, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0):
     """Candidates that each rank sends for a row of the distributed sampler."""
     has_top_k = 0 < top_k < vocab
@@ -162,10 +196,13 @@ def step_bytes(shape, ranks, rank, rows, sampled, elem_size=4,
     squares = all_reduce_bytes(rows * (shape.heads + shape.kv_heads), ranks, rank, 4,
                                oneshot_max_bytes)
     layers = shape.layers * shape.joint_norm
+    latents = shape.layers * bool(shape.latent)
     return {
         "embedding all_reduce": (calls, one),
         "layer all_reduce": (calls * 2 * shape.layers, 2 * shape.layers * one),
         "norm all_reduce": (calls * layers, layers * squares),
+        "latent all_gather": (calls * latents, latents * latent_gather_bytes(shape, ranks, rank,
+                                                                             rows)),
         "logits all_gather": (calls, gather),
     }
 
@@ -179,10 +216,22 @@ def kv_heads_of(shape, ranks, rank):
     return sorted({head // group for head in block(shape.heads, ranks, rank)})
 
 
+def latent_elements(shape, ranks, rank):
+    """Of a layer: what a rank has of all that makes queries, keys and values, and columns of O."""
+    latent, heads = shape.latent, len(block(shape.heads, ranks, rank))
+    queries = heads * (latent.plain + latent.turns) * (latent.query or shape.hidden)
+    pairs = heads * (latent.plain + latent.head) * latent.value
+    columns = len(block(latent.columns, ranks, rank))
+    return columns * shape.hidden + queries + pairs, heads * latent.head
+
+
 def weight_elements(shape, ranks, rank):
     """Elements of each kind of weight that a rank holds, over all layers."""
     q_width = len(block(shape.heads, ranks, rank)) * shape.head_dim
     kv_width = len(kv_heads_of(shape, ranks, rank)) * shape.head_dim
+    qkv, o_width = (q_width + 2 * kv_width) * shape.hidden, q_width
+    if shape.latent:
+        qkv, o_width = latent_elements(shape, ranks, rank)
     columns = len(block(shape.mlp, ranks, rank))
     table = len(block(shape.vocab, ranks, rank)) * shape.hidden
     bias = (q_width + 2 * kv_width) * shape.bias + shape.hidden * shape.o_bias
@@ -194,11 +243,12 @@ def weight_elements(shape, ranks, rank):
     columns += len(block(shape.dense_mlp, ranks, rank)) * shape.dense
     norms = shape.norms * shape.hidden + 2 * shape.head_dim * shape.head_norm
     norms += (q_width + kv_width) * shape.joint_norm
+    norms += shape.latent.query + shape.latent.value if shape.latent else 0
     return {
         "embedding": table,
         "lm_head": 0 if shape.tied else table,
-        "qkv": shape.layers * (q_width + 2 * kv_width) * shape.hidden,
-        "o": shape.layers * q_width * shape.hidden,
+        "qkv": shape.layers * qkv,
+        "o": shape.layers * o_width * shape.hidden,
         "gate_up": 2 * columns * shape.hidden,
         "down": columns * shape.hidden,
         "router": mixed * (shape.experts + shape.gated) * shape.hidden,
@@ -209,6 +259,8 @@ def weight_elements(shape, ranks, rank):
 
 def kv_bytes_per_token(shape, ranks, rank, elem_size=4):
     """Bytes of keys and values that a rank keeps for one token, over all layers."""
+    if shape.latent:
+        return shape.layers * (shape.latent.value + shape.latent.turns) * elem_size
     return 2 * shape.layers * len(kv_heads_of(shape, ranks, rank)) * shape.head_dim * elem_size
 
 
@@ -229,6 +281,13 @@ OLMO2_32B = Shape(100352, 5120, 64, 40, 8, 128, 27648, False, joint_norm=True)
 OLMOE_1B_7B = Shape(50304, 2048, 16, 16, 16, 128, 1024, False, joint_norm=True, experts=64)
 MINIMAX_M2 = Shape(200064, 3072, 62, 48, 8, 128, 1536, False, joint_norm=True, experts=256,
                    corrections=True)
+DEEPSEEK_V2_LITE = Shape(102400, 2048, 27, 16, 16, 0, 1408, False, experts=64, shared=2, dense=1,
+                         dense_mlp=10944, latent=Latent(0, 512, 64, 128, 128))
+DEEPSEEK_V2 = Shape(102400, 5120, 60, 128, 128, 0, 1536, False, experts=160, shared=2, dense=1,
+                    dense_mlp=12288, latent=Latent(1536, 512, 64, 128, 128))
+DEEPSEEK_V3 = Shape(129280, 7168, 61, 128, 128, 0, 2048, False, experts=256, shared=1,
+                    corrections=True, dense=3, dense_mlp=18432,
+                    latent=Latent(1536, 512, 64, 128, 128))
 GEMMA_2B = Shape(256000, 2048, 18, 8, 1, 256, 16384, True)
 GEMMA2_9B = Shape(256000, 3584, 42, 16, 8, 256, 14336, True, post_norm=True)
 GPT_OSS_20B = Shape(201088, 2880, 24, 64, 8, 64, 2880, False, bias=True, o_bias=True, experts=32,
@@ -259,6 +318,14 @@ def check_communication():
     # Two-shot, 4096 rows of 48 + 8 heads: 2 * 3/4 of them.
     step = step_bytes(MINIMAX_M2, 4, 0, 4096, 1)["norm all_reduce"]
     expect("MiniMax-M2, P=4, joint norms of 4096 rows", step, (62, 62 * 6 * 1024 * 56 * 4))
+    # 61 times 2112 columns of one row less the 264 that a rank has; none of Llama's.
+    step = step_bytes(DEEPSEEK_V3, 8, 3, 1, 1)["latent all_gather"]
+    expect("DeepSeek-V3, P=8, latents of a row", step, (61, 61 * 1848 * 4))
+    # 576 columns on seven ranks: from 246 to 329.
+    step = step_bytes(DEEPSEEK_V2_LITE, 7, 3, 5, 1)["latent all_gather"]
+    expect("DeepSeek-V2-Lite, P=7, latents of five rows", step, (27, 27 * 5 * (576 - 83) * 4))
+    step = step_bytes(LLAMA3_8B, 4, 0, 1, 1)["latent all_gather"]
+    expect("Llama 3 8B, latents", step, (0, 0))
     expect("Llama 3 8B, the same", step_bytes(LLAMA3_8B, 4, 0, 1, 1)["norm all_reduce"], (0, 0))
     # Top-k 40 moves 3 * (32 + 8 + 8 * 40) bytes a row, greedy 3 * 32.
     expect("P=4, top-k 40", election_bytes([places(128256, top_k=40)], 4), (2, 1080))
@@ -309,6 +376,19 @@ def check_memory():
     expect("MiniMax-M2 parameters", whole, 62 * (
         256 * (3 * 3072 * 1536 + 3073) + 112 * 128 * 3072 + 56 * 128 + 2 * 3072)
         + 2 * 200064 * 3072 + 3072)
+    # "236B total parameters", "15.7B" and "671B" (arXiv 2405.04434, 2412.19437).
+    for name, shape, digits, count in (("V2", DEEPSEEK_V2, 9, 236), ("V3", DEEPSEEK_V3, 9, 671),
+                                       ("V2-Lite", DEEPSEEK_V2_LITE, 8, 157)):
+        whole = sum(weight_elements(shape, 1, 0).values())
+        expect(f"DeepSeek-{name}, 1e{digits} parameters", round(whole / 10 ** digits), count)
+    # No rank has what another has.
+    held = [weight_elements(DEEPSEEK_V3, 4, rank) for rank in range(4)]
+    expect("DeepSeek-V3, P=4, parts of attention",
+           sum(part["qkv"] + part["o"] for part in held), 61 * (
+               7168 * 2112 + 128 * (192 * 1536 + 256 * 512 + 128 * 7168)))
+    # 61 layers of 512 + 64 elements, whatever ranks there are.
+    expect("DeepSeek-V3, KV bytes per token in bf16",
+           [kv_bytes_per_token(DEEPSEEK_V3, 256, rank, 2) for rank in (0, 255)], [70272] * 2)
     # gpt-oss' model card (arXiv 2508.10925, table 1): 19.12, 0.64 and 1.16 billion, 20.91 in all.
     whole = weight_elements(GPT_OSS_20B, 1, 0)
     expect("gpt-oss-20b, tens of millions of parameters of its tables",
