@@ -316,13 +316,13 @@ static void split(struct layout *l, const struct model_config *m)
         l->kv_of[h - l->heads.begin] = (int32_t)(h / group - l->kv_heads.begin);
 }
 
-/* The experts whose weights it is, or the heads; one where it is none's. Shared experts follow the
- * others. */
+/* The experts whose weights it is, or the heads; one where it is none's, or there are none, as in
+ * plans. Shared experts follow the others. */
 static struct span own_experts(const struct model_config *m, const struct param *p, bool planned,
                                struct span heads)
 {
     const struct mixture_config *x = &m->mixture;
-    if (param_is_head(p->role) && !planned)
+    if (param_is_head(p->role) && span_len(heads) > 0)
         return heads;
     if (!param_is_expert(p) || planned)
         return (struct span){0, 1};
@@ -363,7 +363,7 @@ static enum status open_list(const struct model_config *m, int32_t layers, bool 
 {
     enum status st = OK;
     const size_t experts = planned ? 0 : (size_t)mixture_experts(&m->mixture);
-    const size_t own = experts + (size_t)span_len(heads);
+    const size_t own = experts + (size_t)span_len(heads) + 1;
     const size_t most = (ARRAY_LEN(params) + 2 * own) * ((size_t)layers + 1);
     struct layout *l = calloc(1, sizeof *l);
     *of = calloc(most, sizeof **of);

@@ -172,11 +172,15 @@ static void fill_head(const struct layout *l, const struct model_config *m, cons
     const bool keys = p->role == ROLE_KEY_UP;
     const int64_t each = (int64_t)c->plain + c->head, before = at.expert * each;
     const struct span in = {0, c->value};
-    const struct span rows = keys ? (struct span){before, before + c->plain}
-                                  : (struct span){before + c->plain, before + each};
+    struct span rows = keys ? (struct span){before, before + c->plain}
+                            : (struct span){before + c->plain, before + each};
+    if (span_len(l->heads) == 0) /* its tensor belongs to the model all the same */
+        rows.end = rows.begin;
     add_slice(w, p->tensors[0], at, m->heads * each, c->value, rows, in);
     w->spec = flow_head_weight(l->flow, keys);
     w->transposed = keys;
+    *(keys ? &w->spec.in : &w->spec.out) = (int32_t)span_len(rows);
+    w->spec.cut[1] = w->spec.in;
     if (m->quant.kind == QUANT_FILE && param_is_coded(m, p))
         w->quant = m->quant;
 }
