@@ -154,10 +154,10 @@ static bool is_same_or_apart(struct cview a, struct cview b)
 
 static bool is_heads(const struct heads *h)
 {
-    const bool dims = h->latent > 0
-                          ? h->latent % 16 == 0 && h->head_dim % 16 == 0 &&
-                                h->latent < h->head_dim && h->head_dim <= BACKEND_KEY_DIM_MAX
-                          : h->latent == 0 && h->head_dim <= BACKEND_HEAD_DIM_MAX;
+    const bool dims =
+        h->latent > 0 ? h->latent % 16 == 0 && h->head_dim % 16 == 0 && h->latent < h->head_dim &&
+                            h->latent <= BACKEND_HEAD_DIM_MAX && h->head_dim <= BACKEND_KEY_DIM_MAX
+                      : h->latent == 0 && h->head_dim <= BACKEND_HEAD_DIM_MAX;
     return h->heads >= 0 && h->kv_heads >= 0 && h->head_dim >= 2 && h->head_dim % 2 == 0 && dims &&
            (h->heads == 0 || (h->kv_of != NULL && h->kv_heads > 0));
 }

@@ -145,7 +145,8 @@ struct heads {
     int32_t heads, kv_heads, head_dim;
     const int32_t *kv_of;
     /* 0: keys and values have head_dim elements each. Else a key's last `latent` ones are its
-     * value, too, a multiple of 16, as head_dim is then, up to BACKEND_KEY_DIM_MAX. */
+     * value, too, a multiple of 16, as head_dim is then, up to BACKEND_KEY_DIM_MAX, while a value
+     * has at most BACKEND_HEAD_DIM_MAX. */
     int32_t latent;
 };
 /* Elements of a value, and of what attention makes of a head. */

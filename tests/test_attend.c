@@ -102,7 +102,7 @@ static void attend_case(struct backend *b, const void *arg, float *out)
     batch_init(&m, c);
     const int32_t rows = m.rows.count, cols = (c->heads + 2 * c->kv_heads) * c->dim;
     const size_t n = (size_t)rows * (size_t)cols, width = (size_t)(c->heads * c->dim);
-    struct kv_spec spec = {2, c->kv_heads, c->dim, SLOTS * m.rows.table_cols, c->dtype};
+    struct kv_spec spec = {2, c->kv_heads, c->dim, 0, SLOTS * m.rows.table_cols, c->dtype};
     void *storage = aligned_bytes(b->ops->kv_bytes(&spec), 0xff); /* NaN in every unused place */
     struct kv_cache *kv = must(b->ops->kv_open(b, &spec, storage));
     const int32_t rotary = r->rotary > 0 ? r->rotary : r->rotary < 0 ? 0 : c->dim;
@@ -296,7 +296,7 @@ static void attended_open(struct attended *a, struct backend *b, const struct at
     const int32_t rows = a->m.rows.count;
     a->cols = (c->heads + 2 * c->kv_heads) * c->dim;
     a->width = c->heads * c->dim;
-    const struct kv_spec spec = {2, c->kv_heads, c->dim, SLOTS * a->m.rows.table_cols + 1,
+    const struct kv_spec spec = {2,       c->kv_heads, c->dim, 0, SLOTS * a->m.rows.table_cols + 1,
                                  c->dtype};
     a->storage = aligned_bytes(b->ops->kv_bytes(&spec), 0xff);
     a->kv = must(b->ops->kv_open(b, &spec, a->storage));
@@ -474,7 +474,7 @@ static void test_attend_f8(void **state UNUSED)
     const struct rows rows = {1, &slot, &position, &block, 1, true, 0, 0};
     const struct heads heads = {1, 1, DIM, &kv_of};
     const struct attention how = {0.25f, 0, 0, NULL};
-    const struct kv_spec spec = {1, 1, DIM, 1, DTYPE_F8_E4M3};
+    const struct kv_spec spec = {1, 1, DIM, 0, 1, DTYPE_F8_E4M3};
     float table[DIM] = {1, 1, 1, 1, 1, 1, 1, 1};
     for (int i = 0; nth_backend(i); i++) {
         struct backend *b = nth_backend(i);

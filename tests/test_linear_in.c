@@ -268,7 +268,7 @@ struct side {
 
 static struct side side_open(const struct shape *c)
 {
-    const struct kv_spec spec = {1, c->kv_heads, c->dim, SLOTS * BLOCKS, c->dtype};
+    const struct kv_spec spec = {1, c->kv_heads, c->dim, 0, SLOTS * BLOCKS, c->dtype};
     void *storage = aligned_bytes(device->ops->kv_bytes(&spec), 0xff);
     return (struct side){must(device->ops->kv_open(device, &spec, storage)), storage};
 }

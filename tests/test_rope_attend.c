@@ -65,7 +65,7 @@ static void scene_open(struct scene *s, const struct rope_case *c)
     s->bias = generated(53, row_cols(c));
     s->gain = generated(54, (size_t)(2 * c->dim));
     s->sinks = generated(55, HEADS_MAX);
-    s->spec = (struct kv_spec){2, c->kv_heads, c->dim, s->slots * s->cols, c->kv};
+    s->spec = (struct kv_spec){2, c->kv_heads, c->dim, 0, s->slots * s->cols, c->kv};
     s->step = (struct rows){s->rows, s->slot, s->position, s->table, s->cols, !c->run, 0, 0};
     s->heads = (struct heads){c->heads, c->kv_heads, c->dim, s->kv_of};
 }

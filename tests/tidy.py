@@ -84,6 +84,7 @@ TESTED_BY = {
     "kernels/cpu/layout.c": "tests/test_kernels.c",
     "kernels/cpu/layout_int.c": "tests/test_linear_int.c",
     "kernels/cpu/experts.c": "tests/test_experts.c",
+    "kernels/cpu/head_linear.c": "tests/test_latent.c",
     "kernels/cpu/linear.c": "tests/test_kernels.c",
     "kernels/cpu/product.c": "tests/test_kernels.c",
     "kernels/cpu/pool.c": "tests/test_kernels.c",

@@ -1,12 +1,14 @@
 /* DESIGN: one work item is one row and one local KV head; the query heads that read it share every
- * load, at most CPU_HEADS at a time. Where that leaves threads idle and a row is long, one item is
- * one segment of it, and the merges follow. Keys are reduced in ascending segments of 256 positions
- * whatever the rows and threads: scores, maximum, exp, sum and weighted values of the segment; then
- * it is merged into the running state (M, L, O) in this order of operations: m' = max(M, m), a =
- * exp(M - m'), b = exp(m - m'), L = fma(L, a, l * b), O = fma(O, a, o * b) The first segment
- * initialises the state; the result is O / L, the sink added to L. Positions beyond the row's, or
- * before its window, are never part of it: their score is -inf before the maximum and their values
- * are not read. */
+ * load, at most CPU_HEADS at a time. With latents, where all heads of a model read the same one, an
+ * item is one row and up to CPU_LATENT_HEADS query heads, or CPU_HEADS where that leaves threads
+ * idle: a lane each costs less, but a thread for each few of them is sooner done. Where threads
+ * are idle and a row is long, one item is one segment of it, and the merges follow. Keys are
+ * reduced in ascending segments of 256 positions whatever the rows and threads: scores, maximum,
+ * exp, sum and weighted values of the segment; then it is merged into the running state (M, L, O)
+ * in this order of operations: m' = max(M, m), a = exp(M - m'), b = exp(m - m'), L = fma(L, a, l *
+ * b), O = fma(O, a, o * b) The first segment initialises the state; the result is O / L, the sink
+ * added to L. Positions beyond the row's, or before its window, are never part of it: their score
+ * is -inf before the maximum and their values are not read. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/numerics.h"
 
@@ -28,6 +30,7 @@ struct job {
     const float *q; /* attend */
     float *out;
     int32_t layer, cols; /* cols of qkv */
+    int32_t group;       /* with latents: query heads of an item */
     float *parts;        /* few long rows: [rows, heads] parts of the wave of keys `from` .. */
     int32_t from;        /* counted from each row's first segment */
 };
@@ -55,12 +58,14 @@ static void store_row(const struct job *j, const float *k, const float *v, int32
     const struct kv_spec *spec = &j->kv->spec;
     const int32_t dim = spec->head_dim;
     const size_t size = dtype_size(spec->dtype);
-    ALIGNED64 unsigned char line[BACKEND_HEAD_DIM_MAX * sizeof(float)];
+    ALIGNED64 unsigned char line[BACKEND_KEY_DIM_MAX * sizeof(float)];
     for (int32_t h = 0; h < spec->heads; h++, k += dim, v += dim) {
         unsigned char *keys = layout_kv_block(j->kv, j->layer, block, h);
-        unsigned char *values = keys + layout_kv_half(spec);
+        unsigned char *values = keys + layout_kv_values(spec);
         j->isa->convert(line, spec->dtype, k, DTYPE_F32, dim);
         scatter(keys + (size_t)lane * size, BACKEND_BLOCK_TOKENS * size, line, size, dim);
+        if (spec->latent > 0)
+            continue;
         j->isa->convert(values + (size_t)lane * (size_t)layout_kv_dim(spec) * size, spec->dtype, v,
                         DTYPE_F32, dim);
     }
@@ -84,7 +89,7 @@ static void apply_rules(const struct job *j, float *row)
 static void rotate_pairs(const struct job *j, float *head, const float *cos_sin)
 {
     const int32_t half = j->rotary / 2;
-    float halves[BACKEND_HEAD_DIM_MAX];
+    float halves[BACKEND_KEY_DIM_MAX];
     for (int32_t i = 0; i < half; i++) {
         halves[i] = head[2 * i];
         halves[half + i] = head[2 * i + 1];
@@ -147,15 +152,16 @@ void attend_rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *
 /* Some query heads of one row that read the same KV head, and what they make of one segment. */
 struct state {
     struct cpu_scores a;
-    int32_t head[CPU_HEADS];
-    float max[CPU_HEADS], sum[CPU_HEADS];
-    ALIGNED64 float s[CPU_HEADS][BACKEND_SEGMENT];
-    ALIGNED64 float o[CPU_HEADS][BACKEND_HEAD_DIM_MAX];
+    int32_t head[CPU_LATENT_HEADS];
+    const float *q[CPU_LATENT_HEADS];
+    float max[CPU_LATENT_HEADS], sum[CPU_LATENT_HEADS];
+    ALIGNED64 float s[CPU_LATENT_HEADS][BACKEND_SEGMENT];
+    ALIGNED64 float o[CPU_LATENT_HEADS][BACKEND_HEAD_DIM_MAX];
 };
 
 /* What one head makes of one segment, or of all so far. */
 struct part {
-    float *o; /* [head_dim] */
+    float *o; /* [backend_value_dim] */
     float max, sum;
 };
 
@@ -200,7 +206,7 @@ static void reduce_segment(const struct job *j, struct state *s, int32_t row, in
     const int32_t blocks = (s->a.keys + BACKEND_BLOCK_TOKENS - 1) / BACKEND_BLOCK_TOKENS;
     for (int32_t i = 0; i < blocks; i++) {
         k[i] = layout_kv_block(j->kv, j->layer, table[from / BACKEND_BLOCK_TOKENS + i], kv_head);
-        v[i] = k[i] + layout_kv_half(spec);
+        v[i] = k[i] + layout_kv_values(spec);
     }
     s->a.blocks = k;
     s->a.dim = spec->head_dim;
@@ -208,8 +214,8 @@ static void reduce_segment(const struct job *j, struct state *s, int32_t row, in
     for (int32_t h = 0; h < s->a.heads; h++)
         s->sum[h] = j->isa->softmax(s->s[h], s->a.keys, &s->max[h]);
     s->a.blocks = v;
-    s->a.dim = layout_kv_dim(spec);
-    j->isa->weigh(&s->a);
+    s->a.dim = spec->latent > 0 ? spec->latent : layout_kv_dim(spec);
+    (spec->latent > 0 ? j->isa->weigh_latents : j->isa->weigh)(&s->a);
 }
 
 /* all = `more` after all the segments before it. */
@@ -232,40 +238,64 @@ static void merge(const struct cpu_isa *isa, struct part *all, struct part more,
 /* The result of one row and head, of all its segments. */
 static void finish(const struct job *j, int32_t row, int32_t head, struct part all)
 {
-    const int32_t dim = j->heads->head_dim;
+    const int32_t dim = backend_value_dim(j->heads);
     const float *sink = j->how->sink;
     float *out = j->out + ((size_t)row * (size_t)j->heads->heads + (size_t)head) * (size_t)dim;
     j->isa->divide(out, all.o, sink ? numerics_sink(all.sum, all.max, sink[head]) : all.sum, dim);
 }
 
-/* The next heads from *head on that read kv_head; false when there are none. */
-static bool next_heads(const struct job *j, struct state *s, int32_t row, int32_t kv_head,
-                       int32_t *head)
+/* Into how many sets the work of a row is cut: KV heads, or groups of query heads. */
+static int32_t set_count(const struct job *j)
 {
-    const int32_t dim = j->heads->head_dim;
-    const float *q = j->q + (size_t)row * (size_t)j->cols;
-    s->a = (struct cpu_scores){.s = s->s[0], .o = s->o[0], .dtype = j->kv->spec.dtype};
-    s->a.scale = j->how->scale;
-    for (; *head < j->heads->heads && s->a.heads < CPU_HEADS; ++*head)
-        if (j->heads->kv_of[*head] == kv_head) {
-            s->head[s->a.heads] = *head;
-            s->a.q[s->a.heads++] = q + (size_t)(*head * dim);
-        }
-    return s->a.heads > 0;
+    return j->group > 0 ? (j->heads->heads + j->group - 1) / j->group : j->heads->kv_heads;
 }
 
-static void attend_item(const struct job *j, int32_t row, int32_t kv_head)
+/* What of a set is still to be done. */
+struct cursor {
+    int32_t kv_head, kv_end;
+    int32_t head, begin, end; /* query heads, those of the set that read kv_head from `head` on */
+};
+
+static struct cursor cursor_of(const struct job *j, int32_t set)
 {
-    const int32_t dim = j->heads->head_dim, keys = j->rows->position[row] + 1;
+    if (j->group == 0)
+        return (struct cursor){set, set + 1, 0, 0, j->heads->heads};
+    const int32_t begin = set * j->group;
+    const int32_t end = base_min32(begin + j->group, j->heads->heads);
+    return (struct cursor){0, j->heads->kv_heads, begin, begin, end};
+}
+
+/* The next heads that read the same KV head; false when there are none. */
+static bool next_heads(const struct job *j, struct state *s, int32_t row, struct cursor *c)
+{
+    const int32_t dim = j->heads->head_dim, most = j->group > 0 ? j->group : CPU_HEADS;
+    const float *q = j->q + (size_t)row * (size_t)j->cols;
+    s->a = (struct cpu_scores){.s = s->s[0], .o = s->o[0], .q = s->q, .scale = j->how->scale};
+    s->a.dtype = j->kv->spec.dtype;
+    for (; c->kv_head < c->kv_end; c->kv_head++, c->head = c->begin) {
+        for (; c->head < c->end && s->a.heads < most; c->head++)
+            if (j->heads->kv_of[c->head] == c->kv_head) {
+                s->head[s->a.heads] = c->head;
+                s->q[s->a.heads++] = q + (size_t)(c->head * dim);
+            }
+        if (s->a.heads > 0)
+            return true;
+    }
+    return false;
+}
+
+static void attend_item(const struct job *j, int32_t row, int32_t set)
+{
+    const int32_t dim = backend_value_dim(j->heads), keys = j->rows->position[row] + 1;
     const int32_t first = first_segment(j, row);
-    ALIGNED64 float o[CPU_HEADS][BACKEND_HEAD_DIM_MAX];
-    struct part all[CPU_HEADS];
+    ALIGNED64 float o[CPU_LATENT_HEADS][BACKEND_HEAD_DIM_MAX];
+    struct part all[CPU_LATENT_HEADS];
     struct state s;
-    for (int32_t h = 0; h < CPU_HEADS; h++)
+    for (int32_t h = 0; h < CPU_LATENT_HEADS; h++)
         all[h] = (struct part){.o = o[h]};
-    for (int32_t head = 0; next_heads(j, &s, row, kv_head, &head);) {
+    for (struct cursor c = cursor_of(j, set); next_heads(j, &s, row, &c);) {
         for (int32_t from = first; from < keys; from += BACKEND_SEGMENT) {
-            reduce_segment(j, &s, row, kv_head, from);
+            reduce_segment(j, &s, row, c.kv_head, from);
             for (int32_t h = 0; h < s.a.heads; h++)
                 merge(j->isa, &all[h], (struct part){s.o[h], s.max[h], s.sum[h]}, from == first,
                       dim);
@@ -279,7 +309,7 @@ static void attend_items(void *arg, int32_t worker, int64_t begin, int64_t end)
 {
     const struct job *j = arg;
     (void)worker;
-    for (int64_t i = begin; i < end; i++) { /* rows of one head in turn: they share its cache */
+    for (int64_t i = begin; i < end; i++) { /* rows of one set in turn: they share its cache */
         const int32_t row = (int32_t)(i % j->rows->count);
         if (j->rows->slot[row] >= 0)
             attend_item(j, row, (int32_t)(i / j->rows->count));
@@ -305,26 +335,26 @@ static size_t wave_floats(int32_t dim)
 /* Part `i` of a head: 0 is the running one. */
 static float *part_of(const struct job *j, int64_t row_head, int32_t i)
 {
-    return j->parts + (size_t)row_head * wave_floats(j->heads->head_dim) +
-           (size_t)i * part_floats(j->heads->head_dim);
+    const int32_t dim = backend_value_dim(j->heads);
+    return j->parts + (size_t)row_head * wave_floats(dim) + (size_t)i * part_floats(dim);
 }
 
 static void wave_reduce(void *arg, int32_t worker, int64_t begin, int64_t end)
 {
     const struct job *j = arg;
-    const int32_t dim = j->heads->head_dim, rows = j->rows->count;
+    const int32_t dim = backend_value_dim(j->heads), rows = j->rows->count;
     struct state s;
     (void)worker;
     for (int64_t n = begin; n < end; n++) {
         const int32_t i = (int32_t)(n % WAVE), row = (int32_t)(n / WAVE % rows);
-        const int32_t kv_head = (int32_t)(n / WAVE / rows);
+        const int32_t set = (int32_t)(n / WAVE / rows);
         if (j->rows->slot[row] < 0)
             continue;
         const int32_t from = first_segment(j, row) + j->from + i * BACKEND_SEGMENT;
         if (from > j->rows->position[row])
             continue;
-        for (int32_t head = 0; next_heads(j, &s, row, kv_head, &head);) {
-            reduce_segment(j, &s, row, kv_head, from);
+        for (struct cursor c = cursor_of(j, set); next_heads(j, &s, row, &c);) {
+            reduce_segment(j, &s, row, c.kv_head, from);
             for (int32_t h = 0; h < s.a.heads; h++) {
                 float *part = part_of(j, (int64_t)row * j->heads->heads + s.head[h], 1 + i);
                 memcpy(part, s.o[h], (size_t)dim * sizeof *part);
@@ -338,7 +368,7 @@ static void wave_reduce(void *arg, int32_t worker, int64_t begin, int64_t end)
 static void wave_merge(void *arg, int32_t worker, int64_t begin, int64_t end)
 {
     const struct job *j = arg;
-    const int32_t dim = j->heads->head_dim;
+    const int32_t dim = backend_value_dim(j->heads);
     (void)worker;
     for (int64_t n = begin; n < end; n++) {
         const int32_t row = (int32_t)(n / j->heads->heads), head = (int32_t)(n % j->heads->heads);
@@ -365,10 +395,11 @@ static void wave_merge(void *arg, int32_t worker, int64_t begin, int64_t end)
  * out; 0: there are items for all threads, or no scratch was reserved that is large enough. */
 static int32_t split_keys(const struct cpu_backend *c, const struct job *j)
 {
-    const int32_t rows = j->rows->count, kv_heads = j->heads->kv_heads;
+    const int32_t rows = j->rows->count;
+    const size_t parts = (size_t)rows * (size_t)j->heads->heads;
     int32_t most = 0;
-    if ((int64_t)rows * kv_heads >= pool_threads(c->pool) ||
-        (size_t)rows * (size_t)j->heads->heads * wave_floats(j->heads->head_dim) > c->packed_floats)
+    if ((int64_t)rows * set_count(j) >= pool_threads(c->pool) ||
+        parts * wave_floats(backend_value_dim(j->heads)) > c->packed_floats)
         return 0;
     for (int32_t t = 0; t < rows; t++) {
         if (j->rows->slot[t] < 0)
@@ -394,8 +425,11 @@ void attend_run(struct backend *b, struct view out, struct cview qkv, const stru
     j.out = out.data;
     j.layer = layer;
     j.cols = qkv.cols;
-    const int64_t items = (int64_t)rows->count * h->kv_heads;
+    j.group = h->latent > 0 ? CPU_LATENT_HEADS : 0;
     const int32_t keys = split_keys(c, &j);
+    if (keys == 0 && j.group > 0 && (int64_t)rows->count * set_count(&j) < pool_threads(c->pool))
+        j.group = CPU_HEADS;
+    const int64_t items = (int64_t)rows->count * set_count(&j);
     j.parts = c->packed;
     for (; j.from < keys; j.from += WAVE * BACKEND_SEGMENT) {
         pool_run(c->pool, items * WAVE, 1, wave_reduce, &j);

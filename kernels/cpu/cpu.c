@@ -87,7 +87,8 @@ static void cpu_parallel(struct backend *b, int64_t count, int64_t grain,
         .kv_open = layout_kv_open, .kv_close = layout_kv_close, .resolve = rowops_resolve,         \
         .experts_open = experts_open, .experts_close = host_memory_experts_close,                  \
         .experts_bytes = host_memory_experts_bytes, .route = experts_route,                        \
-        .expert_linear = experts_linear, .expert_sum = experts_sum, .embed = rowops_embed,         \
+        .expert_linear = experts_linear, .expert_sum = experts_sum,                                \
+        .head_linear = head_linear_run, .latent = rowops_latent, .embed = rowops_embed,            \
         .linear = linear_run, .linear_fuses = host_memory_linear_fuses,                            \
         .linear_fused = host_memory_linear_fused, .linear_in = host_memory_linear_type,            \
         .linear_out = host_memory_linear_type, .add_bias = rowops_add_bias,                        \

@@ -13,6 +13,7 @@
 #define CPU_WIDE_ROWS 4                /* up to here there are kernels over several panels */
 #define CPU_DTYPES (DTYPE_F8_E4M3 + 1) /* F32, F16, BF16, F8_E4M3 */
 #define CPU_HEADS 4                    /* most query heads of one inner kernel of attend */
+#define CPU_LATENT_HEADS 16            /* with latents: a lane each */
 #define CPU_STAGE 128                  /* columns per step of weight_put */
 #define CPU_QUAD 4                     /* codes of I8 that are multiplied and added at once */
 #define CPU_RUN_QUADS (BACKEND_GROUP / CPU_QUAD)
@@ -49,9 +50,10 @@ enum cpu_bits { CPU_BITS_8, CPU_BITS_4, CPU_BITS_U4, CPU_BITS_E2M1, CPU_BITS };
 /* Query heads that share the keys of one segment: s[h][256] and o[h][stride]. */
 struct cpu_scores {
     float *s;
-    const float *q[CPU_HEADS];
-    int32_t heads;                      /* 1 .. CPU_HEADS */
-    const unsigned char *const *blocks; /* keys [head_dim][16] or values [16][padded head_dim] */
+    const float *const *q;
+    int32_t heads;                      /* 1 .. CPU_HEADS, with latents CPU_LATENT_HEADS */
+    const unsigned char *const *blocks; /* keys [head_dim][16] or values [16][padded head_dim], */
+                                        /* or latents [dim][16] */
     int32_t keys;                       /* 1 .. BACKEND_SEGMENT */
     int32_t skip;                       /* so many of them, < 16, are not seen */
     int32_t dim;                        /* head_dim for keys, padded to 16 for values */
@@ -104,6 +106,7 @@ struct cpu_isa {
     void (*scores)(const struct cpu_scores *a);           /* s = (q . k) * scale */
     float (*softmax)(float *s, int32_t keys, float *max); /* s = exp(s - max); the sum */
     void (*weigh)(const struct cpu_scores *a); /* o = sum s * v, ascending keys from skip on */
+    void (*weigh_latents)(const struct cpu_scores *a);
     void (*merge)(float *o, const float *add, float a, float b, int32_t n); /* o * a + add * b */
     void (*divide)(float *dst, const float *o, float by, int32_t n);
 
@@ -170,11 +173,12 @@ void layout_weight_get(const struct weight *w, int32_t row, float *dst);
 size_t layout_kv_bytes(const struct kv_spec *spec);
 struct kv_cache *layout_kv_open(struct backend *b, const struct kv_spec *spec, void *storage);
 void layout_kv_close(struct kv_cache *kv);
-/* The keys [head_dim][16] of one block and head; its values [16][layout_kv_dim] follow. */
+/* The keys [head_dim][16] of one block and head; its values [16][layout_kv_dim] follow, but for
+ * latents [latent][16], which are among them. */
 unsigned char *layout_kv_block(const struct kv_cache *kv, int32_t layer, int32_t block,
                                int32_t head);
-size_t layout_kv_half(const struct kv_spec *spec); /* bytes from keys to values */
-int32_t layout_kv_dim(const struct kv_spec *spec); /* head_dim rounded up to 16 */
+size_t layout_kv_values(const struct kv_spec *spec); /* bytes from keys to values */
+int32_t layout_kv_dim(const struct kv_spec *spec);   /* head_dim rounded up to 16 */
 
 /* linear.c */
 enum status linear_reserve(struct cpu_backend *c, int32_t rows, int32_t in,
@@ -190,6 +194,12 @@ void experts_linear(struct backend *b, struct view y, struct cview x, const stru
                     const struct routing *r);
 void experts_sum(struct backend *b, struct view y, struct cview x, const struct experts *w,
                  const struct routing *r);
+
+/* head_linear.c */
+enum status head_linear_reserve(struct cpu_backend *c, const struct weight_spec *spec, int32_t rows,
+                                struct err *err) MUST_USE;
+void head_linear_run(struct backend *b, struct view y, struct cview x, const struct experts *w,
+                     int32_t kept);
 
 /* attend.c */
 void attend_rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *rules,
@@ -221,6 +231,8 @@ void rowops_joint_squares(struct backend *b, struct view squares, struct cview q
                           const struct joint_norm *n, const struct heads *h);
 void rowops_joint_scale(struct backend *b, struct view qkv, struct cview squares,
                         const struct joint_norm *n, const struct heads *h);
+void rowops_latent(struct backend *b, struct view query, struct view qkv, struct cview a,
+                   const struct latent_rules *rules);
 void rowops_rope_table(struct backend *b, struct view table, const int32_t *position,
                        const float *inv_freq, float scale);
 void rowops_act_mul(struct backend *b, struct view y, struct cview gu, enum activation act);

@@ -80,7 +80,8 @@ struct experts *experts_open(struct backend *b, const struct weight *const *weig
 {
     struct err ignored;
     struct experts *e = host_memory_experts_open(b, weight, count, chosen, rows_max);
-    if (e && reserve(cpu_of(b), e, &ignored) != OK) {
+    if (e && (chosen > 0 ? reserve(cpu_of(b), e, &ignored)
+                         : head_linear_reserve(cpu_of(b), &e->spec, rows_max, &ignored)) != OK) {
         host_memory_experts_close(e);
         return NULL;
     }
@@ -89,8 +90,8 @@ struct experts *experts_open(struct backend *b, const struct weight *const *weig
 
 /* ---- routing ---- */
 
-/* Takes `count` of n experts by their keys, and returns the first. A NaN is no largest, but one has
- * to be taken. */
+/* Takes `count` of n experts that are not taken, by their keys, and returns the first. A NaN is no
+ * largest, but one has to be taken. */
 static int32_t choose(uint64_t *taken, const float *key, int32_t n, int32_t count)
 {
     int32_t first = 0;
@@ -105,19 +106,51 @@ static int32_t choose(uint64_t *taken, const float *key, int32_t n, int32_t coun
     return first;
 }
 
+/* By what a group is chosen: its largest key, or the sum of the two largest. */
+static float group_score(const float *key, int32_t n, bool two)
+{
+    int32_t best = 0, second = -1;
+    for (int32_t e = 1; e < n; e++)
+        if (key[e] > key[best])
+            best = e;
+    for (int32_t e = 0; two && e < n; e++)
+        if (e != best && (second < 0 || key[e] > key[second]))
+            second = e;
+    return second < 0 ? key[best] : key[best] + key[second];
+}
+
+/* Marks the experts of groups that are not kept. */
+static void close_groups(uint64_t *closed, const float *key, int32_t routed,
+                         const struct routing_rules *rules)
+{
+    uint64_t kept[BACKEND_EXPERTS_MAX / 64] = {0};
+    float score[BACKEND_EXPERTS_MAX];
+    const int32_t each = rules->groups > 0 ? routed / rules->groups : 0;
+    for (int32_t g = 0; g < rules->groups; g++)
+        score[g] = group_score(key + (ptrdiff_t)g * each, each, rules->correction != NULL);
+    if (rules->groups > 0)
+        (void)choose(kept, score, rules->groups, rules->kept);
+    for (int32_t e = 0; rules->groups > 0 && e < routed; e++)
+        if ((kept[e / each / 64] >> e / each % 64 & 1) == 0)
+            closed[e / 64] |= (uint64_t)1 << e % 64;
+}
+
 /* Those that are chosen by their scores. */
 static void route_scored(int32_t *expert, float *share, const float *logit, int32_t routed,
                          int32_t count, const struct routing_rules *rules)
 {
-    uint64_t taken[BACKEND_EXPERTS_MAX / 64] = {0};
-    float key[BACKEND_EXPERTS_MAX];
+    uint64_t closed[BACKEND_EXPERTS_MAX / 64] = {0}, taken[BACKEND_EXPERTS_MAX / 64];
+    float corrected[BACKEND_EXPERTS_MAX];
+    const float *key = rules->correction ? corrected : logit;
     float total = 0;
     int32_t n = 0;
     for (int32_t e = 0; e < routed && rules->correction; e++)
-        key[e] = numerics_sigmoid(logit[e]) + rules->correction[e];
-    const float max = logit[choose(taken, rules->correction ? key : logit, routed, count)];
+        corrected[e] = numerics_sigmoid(logit[e]) + rules->correction[e];
+    close_groups(closed, key, routed, rules);
+    memcpy(taken, closed, sizeof taken);
+    const float max = logit[choose(taken, key, routed, count)];
     for (int32_t e = 0; e < routed; e++) {
-        const bool mine = (taken[e / 64] >> e % 64 & 1) != 0;
+        const bool mine = ((taken[e / 64] & ~closed[e / 64]) >> e % 64 & 1) != 0;
         if (!mine && rules->among)
             continue;
         const float score =

@@ -7,7 +7,8 @@
  * BF16 lie in pairs of 128 bytes, outputs 0 to 15 first, where each 32 bits hold two k of an
  * output, the first in the upper half, which VDPBF16PS adds first. Behind the
  * codes of a panel are its scales, [scales][32], so that panels stay whole wherever they are sent.
- * Keys are stored transposed, [head_dim][16 positions]: lanes hold keys.
+ * Keys are stored transposed, [head_dim][16 positions]: lanes hold keys. Latents, which are the
+ * last lines of a key, have no other place.
  */
 #include "kernels/cpu/cpu.h"
 
@@ -195,15 +196,27 @@ int32_t layout_kv_dim(const struct kv_spec *spec)
     return (spec->head_dim + 15) / 16 * 16;
 }
 
-size_t layout_kv_half(const struct kv_spec *spec)
+static size_t kv_half(const struct kv_spec *spec)
 {
     return (size_t)layout_kv_dim(spec) * BACKEND_BLOCK_TOKENS * dtype_size(spec->dtype);
 }
 
+/* Of one block and head. */
+static size_t kv_block_bytes(const struct kv_spec *spec)
+{
+    return (spec->latent > 0 ? 1 : 2) * kv_half(spec);
+}
+
+size_t layout_kv_values(const struct kv_spec *spec)
+{
+    const size_t lines = (size_t)(spec->head_dim - spec->latent);
+    return spec->latent > 0 ? lines * BACKEND_BLOCK_TOKENS * dtype_size(spec->dtype)
+                            : kv_half(spec);
+}
+
 size_t layout_kv_bytes(const struct kv_spec *spec)
 {
-    return (size_t)spec->layers * (size_t)spec->blocks * (size_t)spec->heads * 2 *
-           layout_kv_half(spec);
+    return (size_t)spec->layers * (size_t)spec->blocks * (size_t)spec->heads * kv_block_bytes(spec);
 }
 
 struct kv_cache *layout_kv_open(struct backend *b, const struct kv_spec *spec, void *storage)
@@ -224,5 +237,5 @@ unsigned char *layout_kv_block(const struct kv_cache *kv, int32_t layer, int32_t
 {
     const struct kv_spec *s = &kv->spec;
     size_t index = ((size_t)layer * (size_t)s->blocks + (size_t)block) * (size_t)s->heads;
-    return kv->storage + (index + (size_t)head) * 2 * layout_kv_half(s);
+    return kv->storage + (index + (size_t)head) * kv_block_bytes(s);
 }

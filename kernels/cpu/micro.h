@@ -551,14 +551,15 @@ V16_TEMPLATE void scores_as(const struct cpu_scores *a, const enum dtype t)
 {
     const int32_t last = (a->keys - 1) / 16;
     for (int32_t b = 0; b <= last; b += V16_KEYS) {
-        if (a->heads == 4) {
-            scores_block(a, 0, b, last, 4, V16_KEYS, t);
-            continue;
+        int32_t head = 0;
+        for (; head + 4 <= a->heads; head += 4)
+            scores_block(a, head, b, last, 4, V16_KEYS, t);
+        if (head + 2 <= a->heads) {
+            scores_block(a, head, b, last, 2, V16_KEYS, t);
+            head += 2;
         }
-        if (a->heads >= 2)
-            scores_block(a, 0, b, last, 2, V16_KEYS, t);
-        if (a->heads != 2)
-            scores_block(a, a->heads - 1, b, last, 1, V16_KEYS, t);
+        if (head < a->heads)
+            scores_block(a, head, b, last, 1, V16_KEYS, t);
     }
 }
 
@@ -653,6 +654,8 @@ static void weigh(const struct cpu_scores *a)
         weigh_as(a, DTYPE_BF16);
 }
 
+#include "kernels/cpu/micro_latent.h"
+
 static void merge(float *o, const float *more, float a, float b, int32_t n)
 {
     for (int32_t i = 0; i < n; i += 16) {
@@ -741,6 +744,6 @@ static void exponentials(float *e, const float *z, float max, int32_t n)
                     [ACT_GELU_TANH] = gelu_mul,                                                    \
                     [ACT_SWIGLU_PAIRS] = swiglu_pairs},                                            \
         .softcap = softcap, .rotate = rotate, .sum_tree = sum_tree, .scores = scores,              \
-        .softmax = softmax, .weigh = weigh, .merge = merge, .divide = divide, .maximum = maximum,  \
-        .find = find, .scale = scale, .exp = exponentials,                                         \
+        .softmax = softmax, .weigh = weigh, .weigh_latents = weigh_latents, .merge = merge,        \
+        .divide = divide, .maximum = maximum, .find = find, .scale = scale, .exp = exponentials,   \
     }

@@ -252,6 +252,46 @@ void rowops_joint_scale(struct backend *b, struct view qkv, struct cview squares
     pool_run(c->pool, qkv.rows, grain(qkv.cols), joint_scale_rows, &j);
 }
 
+/* ---- latents ---- */
+
+struct latent_job {
+    const struct cpu_isa *isa;
+    const struct latent_rules *rules;
+    float *query, *qkv;
+    const float *a;
+    int32_t qkv_cols, cols; /* cols of a */
+};
+
+static void latent_norm(const struct latent_job *j, float *y, const float *x, const float *gain,
+                        int32_t n)
+{
+    const float mean = j->isa->sum_squares(x, n) / (float)n;
+    j->isa->norm(y, x, gain, 1.0f / sqrtf(mean + j->rules->eps), n);
+}
+
+static void latent_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
+{
+    const struct latent_job *j = arg;
+    const struct latent_rules *r = j->rules;
+    (void)worker;
+    for (int64_t t = begin; t < end; t++) {
+        const float *a = j->a + (size_t)t * (size_t)j->cols;
+        float *key = j->qkv + (size_t)(t + 1) * (size_t)j->qkv_cols - r->turns - r->value;
+        if (r->query > 0)
+            latent_norm(j, j->query + (size_t)t * (size_t)r->query, a, r->query_gain, r->query);
+        memcpy(key, a + r->query + r->value, (size_t)r->turns * sizeof *key);
+        latent_norm(j, key + r->turns, a + r->query, r->value_gain, r->value);
+    }
+}
+
+void rowops_latent(struct backend *b, struct view query, struct view qkv, struct cview a,
+                   const struct latent_rules *rules)
+{
+    struct cpu_backend *c = cpu_of(b);
+    struct latent_job j = {c->isa, rules, query.data, qkv.data, a.data, qkv.cols, a.cols};
+    pool_run(c->pool, a.rows, grain(a.cols), latent_rows, &j);
+}
+
 /* ---- biases ---- */
 
 struct bias_job {

@@ -273,22 +273,53 @@ static float choice_key(struct cview logits, int32_t t, int32_t e,
     return (float)sigmoid((double)at(logits, t, e)) + rules->correction[e];
 }
 
+/* Of n keys the largest that is not taken; nothing is greater than a NaN that comes first. */
+static int32_t largest(const float *key, const bool *taken, int32_t n)
+{
+    int32_t best = -1;
+    for (int32_t e = 0; e < n; e++)
+        if (!taken[e] && (best < 0 || key[e] > key[best]))
+            best = e;
+    return best;
+}
+
+/* Takes all experts of groups that are not kept. */
+static void take_groups(bool *taken, const float *key, int32_t n, const struct routing_rules *rules)
+{
+    const int32_t groups = rules->groups, each = n / groups;
+    float score[BACKEND_EXPERTS_MAX];
+    bool kept[BACKEND_EXPERTS_MAX] = {false};
+    for (int32_t g = 0; g < groups; g++) {
+        bool first[BACKEND_EXPERTS_MAX] = {false};
+        const int32_t best = largest(key + g * each, first, each);
+        score[g] = key[g * each + best];
+        first[best] = true;
+        if (rules->correction && each > 1)
+            score[g] += key[g * each + largest(key + g * each, first, each)];
+    }
+    for (int32_t i = 0; i < rules->kept; i++)
+        kept[largest(score, kept, groups)] = true;
+    for (int32_t e = 0; e < n; e++)
+        taken[e] = !kept[e / each];
+}
+
 /* The `count` of n experts with the largest keys, ascending. */
 static void choose(struct cview logits, int32_t t, int32_t n, const struct routing_rules *rules,
                    int32_t *expert, int32_t count)
 {
-    bool taken[BACKEND_EXPERTS_MAX] = {false};
+    bool taken[BACKEND_EXPERTS_MAX] = {false}, chosen[BACKEND_EXPERTS_MAX] = {false};
+    float key[BACKEND_EXPERTS_MAX];
     int32_t found = 0;
+    for (int32_t e = 0; e < n; e++)
+        key[e] = choice_key(logits, t, e, rules);
+    if (rules->groups > 0)
+        take_groups(taken, key, n, rules);
     for (int32_t i = 0; i < count; i++) {
-        int32_t best = -1; /* nothing is greater than a NaN that comes first */
-        for (int32_t e = 0; e < n; e++)
-            if (!taken[e] &&
-                (best < 0 || choice_key(logits, t, e, rules) > choice_key(logits, t, best, rules)))
-                best = e;
-        taken[best] = true;
+        const int32_t best = largest(key, taken, n);
+        taken[best] = chosen[best] = true;
     }
     for (int32_t e = 0; e < n; e++)
-        if (taken[e])
+        if (chosen[e])
             expert[found++] = e;
 }
 

@@ -408,7 +408,7 @@ static void attention(int32_t slots, int32_t rows, int32_t keys, int32_t dim)
     }
     for (int32_t h = 0; h < 32; h++)
         kv_of[h] = h / 4;
-    struct kv_spec spec = {1, 8, dim, slots * cols, DTYPE_BF16};
+    struct kv_spec spec = {1, 8, dim, 0, slots * cols, DTYPE_BF16};
     void *storage = buffer(backend->ops->kv_bytes(&spec), 9);
     struct attending a = {.heads = {32, 8, dim, kv_of}, .how = {.scale = 1.0f / sqrtf((float)dim)}};
     a.rows = (struct rows){count, slot, position, table, cols, rows == 1, 0, 0};
