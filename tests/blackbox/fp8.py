@@ -59,7 +59,8 @@ def write(directory, tensors, like, **config):
 
 
 def is_linear(name):
-    return "_proj.weight" in name or name.endswith((".w1.weight", ".w2.weight", ".w3.weight"))
+    return "_proj.weight" in name or name.endswith((".w1.weight", ".w2.weight", ".w3.weight",
+                                                    ".kv_a_proj_with_mqa.weight"))
 
 
 def spread(scales, shape, block):
@@ -82,11 +83,12 @@ def quantize(values, block):
     return codes, scales
 
 
-def plain(directory, model, block):
-    """The model with its linears quantised and widened again, in F32."""
+def plain(directory, model, block, left=()):
+    """The model with its linears quantised and widened again, in F32; left: ends of the names of
+    those that are not."""
     tensors = {}
     for name, values in read(model).items():
-        if is_linear(name):
+        if is_linear(name) and not name.endswith(left):
             codes, scales = quantize(values, block)
             values = codes.astype(numpy.float32) * spread(scales, values.shape, block)
         tensors[name] = values.astype(numpy.float32)

@@ -197,7 +197,7 @@ def test_plan_says_how_many():
 
 
 @pytest.mark.parametrize("name, change, wanted", [
-    (GLM, {"n_group": 2}, "n_group is 2, expected 1"),
+    (GLM, {"n_group": 3}, "n_group is 3, expected a divisor of n_routed_experts, which is 10"),
     (GLM, {"n_shared_experts": 2}, "model.layers.1.mlp.shared_experts.gate_proj.weight"),
     (GLM, {"first_k_dense_replace": 3}, "first_k_dense_replace is 3, expected less than"),
     (GLM, {"first_k_dense_replace": 2}, "tensor model.layers.1.mlp.gate_proj.weight is missing"),

@@ -329,7 +329,8 @@ def read_config(directory):
                 for one in (scaling, local[1]))
     heads = raw["num_attention_heads"]
     latent = latent_of(raw)
-    head_dim = latent.turns if latent else raw.get("head_dim") or HEAD_DIMS.get(kind, raw["hidden_size"] // heads)
+    head_dim = raw.get("head_dim") or HEAD_DIMS.get(kind, raw["hidden_size"] // heads)
+    head_dim = latent.turns if latent else head_dim
     turned = 0.5 if kind in HALVES else 1.0
     if kind == "minimax_m2":
         turned = raw.get("rotary_dim", head_dim) / head_dim
