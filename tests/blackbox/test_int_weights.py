@@ -204,6 +204,7 @@ def rounded(x, cuts):
 @pytest.mark.parametrize("model", [checkpoint.DEMO, checkpoint.GOLDEN / "tied_gqa2_f32",
                                    checkpoint.GOLDEN / "qwen3_moe_f32",
                                    checkpoint.GOLDEN / "glm4_moe_f32",
+                                   checkpoint.GOLDEN / "deepseek_v3_f32",
                                    checkpoint.GOLDEN / "qwen2_moe_bf16"],
                          ids=lambda model: model.name)
 def test_against_numpy(serve, model, kind):
@@ -211,12 +212,14 @@ def test_against_numpy(serve, model, kind):
     activations. (Later places are no measure: where an angle's last bit decides how an activation
     is rounded, all that follows is rounded otherwise.) The median, since that can happen here. At
     the third, attention has keys to choose from. Leaves cut runs of down_proj in the demo model,
-    and of o_proj in the second, whose heads have 8 columns. A router is not rounded."""
+    and of o_proj in the second, whose heads have 8 columns. A router is not rounded, nor what makes
+    keys and values of latents."""
     config, weights = llama_numpy.read_config(model), llama_numpy.read_weights(model)
     head = "model.embed_tokens.weight" if config.tied else "lm_head.weight"  # 8 bits with either
     low = {name: quantized(values, 8 if name == head else int(kind[3]))
-           if fp8.is_linear(name) or name == head else values
+           if (fp8.is_linear(name) and "kv_b_proj" not in name) or name == head else values
            for name, values in weights.items()}
+    width = config.latent.head if config.latent else config.head_dim
     shape = checkpoint.shape_of(model)
 
     def leaves(width):
@@ -225,7 +228,7 @@ def test_against_numpy(serve, model, kind):
     shared = [i * shape.mlp + cut for i in range(shape.shared) for cut in leaves(shape.mlp)]
     cuts = {"mlp.down_proj": leaves(shape.dense_mlp or shape.mlp),
             "down_proj": leaves(shape.mlp), "shared.down_proj": shared,  # of an expert, of several
-            "self_attn.o_proj": [config.heads * leaf // 8 * config.head_dim for leaf in range(9)]}
+            "self_attn.o_proj": [config.heads * leaf // 8 * width for leaf in range(9)]}
     server = serve(model, "--quantization", kind, "--dtype", "float32", "-tp", 2)
     prompts = [[(7 * first + 13 * place) % (config.vocab - 10) + 5 for place in range(3)]
                for first in range(48)]
@@ -238,13 +241,14 @@ def test_against_numpy(serve, model, kind):
         return numpy.median(numpy.abs(got - want), axis=0)  # of either place
 
     def met(x, name):
-        return rounded(x, cuts.get(name, []))
+        return x if "kv_b_proj" in name else rounded(x, cuts.get(name, []))
 
+    queries = ("q_proj", "k_proj", "q_b_proj")  # and keys, but latents'
     error = apart(low, met)
     others = {"runs not cut by leaves": apart(low, lambda x, name: rounded(x, [])),
               "activations not rounded": apart(low), "nor weights": apart(weights),
               "weights of q and k": apart({**low, **{name: weights[name] for name in low
-                                                     if "q_proj" in name or "k_proj" in name}},
+                                                     if any(one in name for one in queries)}},
                                           met)}
     print(f"{model.name} {kind}: {error}", {name: f"{other[1]:.2g}"
                                             for name, other in others.items()})
