@@ -62,7 +62,7 @@ static void batch_init(struct batch *b, const struct attend_case *c)
     for (int32_t h = 0; h < c->heads; h++) /* uneven groups */
         b->kv_of[h] = h == 0 ? 0 : (h - 1) * c->kv_heads / c->heads;
     b->rows = (struct rows){n, b->slot, b->position, b->table, cols, false, 0, 0};
-    b->heads = (struct heads){c->heads, c->kv_heads, c->dim, b->kv_of};
+    b->heads = (struct heads){c->heads, c->kv_heads, c->dim, b->kv_of, 0};
     b->how = how_of(c);
 }
 
@@ -472,7 +472,7 @@ static void test_attend_f8(void **state UNUSED)
     enum { DIM = ARRAY_LEN(values) };
     const int32_t slot = 0, position = 0, block = 0, kv_of = 0;
     const struct rows rows = {1, &slot, &position, &block, 1, true, 0, 0};
-    const struct heads heads = {1, 1, DIM, &kv_of};
+    const struct heads heads = {1, 1, DIM, &kv_of, 0};
     const struct attention how = {0.25f, 0, 0, NULL};
     const struct kv_spec spec = {1, 1, DIM, 0, 1, DTYPE_F8_E4M3};
     float table[DIM] = {1, 1, 1, 1, 1, 1, 1, 1};

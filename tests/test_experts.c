@@ -10,7 +10,7 @@ struct route_case {
     int32_t rows, experts, chosen;
     bool among, ties;
     bool sigmoid, corrects, gated;
-    int32_t shared;
+    int32_t shared, groups, kept;
 };
 
 static const struct routing_rules parts_of_all = {.scale = 1};
@@ -45,6 +45,8 @@ static void route_rows(struct backend *b, const struct route_case *c, const floa
                                         .among = c->among,
                                         .scale = c->sigmoid ? 2.5f : 1,
                                         .correction = c->corrects ? correction : NULL,
+                                        .groups = c->groups,
+                                        .kept = c->kept,
                                         .shared = c->shared,
                                         .gated = c->gated};
     const int32_t cols = backend_route_logits(c->experts, &rules);
@@ -67,6 +69,14 @@ static void route_case(struct backend *b, const void *arg, float *out)
     }
     guarded_free(expert, n);
     guarded_free(logits, logits_of(c));
+}
+
+static void check_route(const struct route_case *c)
+{
+    char what[96];
+    snprintf(what, sizeof what, "route %d of %d, %d rows, %d of %d groups", c->chosen, c->experts,
+             c->rows, c->kept, c->groups);
+    run_case(what, route_case, c, 2 * (size_t)c->rows * (size_t)c->chosen, 1e-7, 2e-6);
 }
 
 static void test_route(void **state UNUSED)
@@ -93,13 +103,92 @@ static void test_route(void **state UNUSED)
         {3, 72, 16, true, .shared = 8, .gated = true},
         {2, 3, 3, true, .shared = 2, .gated = true},
         {2, 1024, 64, .sigmoid = true, .corrects = true, .shared = 63, .gated = true}};
-    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        char what[64];
-        snprintf(what, sizeof what, "route %d of %d, %d rows", cases[i].chosen, cases[i].experts,
-                 cases[i].rows);
-        run_case(what, route_case, &cases[i], 2 * (size_t)cases[i].rows * (size_t)cases[i].chosen,
-                 1e-7, 2e-6);
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++)
+        check_route(&cases[i]);
+}
+
+/* Groups, of one expert, too; kept ones that have just as many experts as are chosen. */
+static void test_route_groups(void **state UNUSED)
+{
+    static const struct route_case cases[] = {
+        {50, 32, 4, true, .groups = 8, .kept = 2},
+        {50, 32, 8, .groups = 8, .kept = 2},
+        {40, 32, 5, .ties = true, .groups = 8, .kept = 3},
+        {9, 12, 3, true, .groups = 1, .kept = 1},
+        {30, 4, 2, true, .sigmoid = true, .corrects = true, .groups = 2, .kept = 1},
+        {30, 8, 3, .sigmoid = true, .corrects = true, .groups = 8, .kept = 4},
+        {50, 34, 6, .sigmoid = true, .shared = 2, .groups = 8, .kept = 2},
+        {50, 65, 7, true, true, true, true, .shared = 1, .groups = 8, .kept = 3},
+        {20, 66, 8, true, false, true, true, true, .shared = 2, .groups = 8, .kept = 2},
+        {60, 257, 9, true, false, true, true, .shared = 1, .groups = 8, .kept = 4},
+        {20, 162, 8, .shared = 2, .groups = 8, .kept = 3},
+        {3, 1024, 64, .sigmoid = true, .corrects = true, .groups = 512, .kept = 32}};
+    struct backend *const devices[] = {device, invariant};
+    device = invariant = NULL; /* where groups are still to come */
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++)
+        check_route(&cases[i]);
+    device = devices[0];
+    invariant = devices[1];
+}
+
+/* Spelt out. The largest logits lie in groups 0 and 2 of three, so that 1 is chosen and not 2,
+ * which has a larger one; a tie is the lowest group's; and with corrections it is the two largest
+ * of a group that count, so that 4 and 5 are chosen and not 0, the best of all. */
+static void test_route_kept(void **state UNUSED)
+{
+    static const float logits[2][6] = {{5, -9, 3, 3, 4, -9}, {3, 1, 2, 0, 0, 2}};
+    static const int32_t want[2][3] = {{0, 1, 4}, {0, 1, 2}};
+    const float ln3 = 1.0986123f, scores[6] = {ln3, -9, 0, -ln3, 0, 0};
+    float correction[6] = {0.1f, 0, 0, 0, 0.2f, 0.1f}, share[2 * 3];
+    int32_t expert[2 * 3];
+    const struct routing r = {6, 3, expert, share}, two = {6, 2, expert, share};
+    for (int i = 0; i <= subject_count; i++) {
+        struct routing_rules rules = {.among = true, .scale = 1, .groups = 3, .kept = 2};
+        ok(backend_route(nth_backend(i), &r, (struct cview){logits, DTYPE_F32, 2, 6}, &rules,
+                         &err));
+        assert_memory_equal(expert, want, sizeof want);
+        rules = (struct routing_rules){.sigmoid = true, .scale = 1, .groups = 3, .kept = 1};
+        rules.correction = correction;
+        ok(backend_route(nth_backend(i), &two, (struct cview){scores, DTYPE_F32, 1, 6}, &rules,
+                         &err));
+        assert_int_equal(expert[0], 4);
+        assert_int_equal(expert[1], 5);
+        rules.kept = 4;
+        assert_int_equal(backend_route(nth_backend(i), &two,
+                                       (struct cview){scores, DTYPE_F32, 1, 6}, &rules, &err),
+                         ERR_INTERNAL);
     }
+}
+
+/* What is not a number comes first where it is the first of its group, and is never before others.
+ */
+static void test_route_groups_nan(void **state UNUSED)
+{
+    enum { ROWS = 4, EXPERTS = 12, CHOSEN = 3, PAIRS = ROWS * CHOSEN };
+    float logits[ROWS][EXPERTS], correction[EXPERTS] = {0}, share[PAIRS];
+    int32_t first[PAIRS], expert[PAIRS];
+    for (size_t e = 0; e < EXPERTS; e++) {
+        const float some = gen(16, e);
+        logits[0][e] = e % 3 == 0 ? NAN : some;
+        logits[1][e] = NAN;
+        logits[2][e] = e == 5 ? NAN : some;
+        logits[3][e] = e == 8 || e == 1 ? NAN : some;
+    }
+    for (int corrects = 0; corrects < 2; corrects++)
+        for (int i = 0; i <= subject_count; i++) {
+            const struct routing_rules rules = {.sigmoid = true,
+                                                .scale = 1,
+                                                .groups = 3,
+                                                .kept = 2,
+                                                .correction = corrects ? correction : NULL};
+            const struct routing r = {EXPERTS, CHOSEN, i == 0 ? first : expert, share};
+            ok(backend_route(nth_backend(i), &r, (struct cview){logits, DTYPE_F32, ROWS, EXPERTS},
+                             &rules, &err));
+            for (int n = 0; n < PAIRS; n++) {
+                assert_true(n % CHOSEN == 0 || r.expert[n] > r.expert[n - 1]);
+                assert_int_equal(r.expert[n], first[n]);
+            }
+        }
 }
 
 /* Spelt out: by sigmoids 0.5, 0.75, 0.25 and 0.75 less 0.5 the corrections choose experts 0 and 2,
@@ -607,11 +696,19 @@ static void test_arguments(void **state UNUSED)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_route),     cmocka_unit_test(test_route_rules),
-        cmocka_unit_test(test_route_nan), cmocka_unit_test(test_biases),
-        cmocka_unit_test(test_linear),    cmocka_unit_test(test_sum),
-        cmocka_unit_test(test_sum_order), cmocka_unit_test(test_parts),
-        cmocka_unit_test(test_recorded),  cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_route),
+        cmocka_unit_test(test_route_rules),
+        cmocka_unit_test(test_route_nan),
+        cmocka_unit_test(test_biases),
+        cmocka_unit_test(test_route_groups),
+        cmocka_unit_test(test_route_kept),
+        cmocka_unit_test(test_route_groups_nan),
+        cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_sum),
+        cmocka_unit_test(test_sum_order),
+        cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_recorded),
+        cmocka_unit_test(test_arguments),
     };
     only(argc, argv);
     return cmocka_run_group_tests(tests, open_invariant_too, close_subjects);

@@ -67,7 +67,7 @@ static void scene_open(struct scene *s, const struct rope_case *c)
     s->sinks = generated(55, HEADS_MAX);
     s->spec = (struct kv_spec){2, c->kv_heads, c->dim, 0, s->slots * s->cols, c->kv};
     s->step = (struct rows){s->rows, s->slot, s->position, s->table, s->cols, !c->run, 0, 0};
-    s->heads = (struct heads){c->heads, c->kv_heads, c->dim, s->kv_of};
+    s->heads = (struct heads){c->heads, c->kv_heads, c->dim, s->kv_of, 0};
 }
 
 static void scene_close(struct scene *s)
@@ -84,7 +84,7 @@ static void scene_close(struct scene *s)
 static void fill(struct backend *b, const struct scene *s, struct kv_cache *kv)
 {
     static const struct qkv_rules nothing;
-    const struct heads none = {0, s->c->kv_heads, s->c->dim, s->kv_of};
+    const struct heads none = {0, s->c->kv_heads, s->c->dim, s->kv_of, 0};
     const int32_t cols = 2 * s->c->kv_heads * s->c->dim;
     for (int32_t t = 0; t < s->rows; t++) {
         const int32_t n = s->slot[t] < 0 || (s->c->run && t > 0) ? 0 : s->position[t];
