@@ -542,7 +542,14 @@ static struct model_config mixed(enum mixture_kind kind, int32_t shared, int32_t
 {
     struct model_config m = odd;
     m.layers = 4;
-    m.mixture = (struct mixture_config){kind, 5, 2, true, shared, 1, dense, dense > 0 ? 91 : 0};
+    m.mixture = (struct mixture_config){.kind = kind,
+                                        .experts = 5,
+                                        .chosen = 2,
+                                        .among = true,
+                                        .shared = shared,
+                                        .scale = 1,
+                                        .dense = dense,
+                                        .dense_mlp = dense > 0 ? 91 : 0};
     return m;
 }
 

@@ -21,6 +21,7 @@ import json
 import pathlib
 import re
 import shutil
+import sys
 import tempfile
 
 import numpy as np
@@ -410,7 +411,7 @@ SPECS = (
                 "num_experts_per_tok": 3, "q_lora_rank": 24, "qk_nope_head_dim": 48,
                 "qk_rope_head_dim": 16, "rms_norm_eps": 1e-3, "v_head_dim": 64}),
     # Columns in whole groups of 32, so that codes can be made of every linear.
-    Spec("deepseek_v3_bf16", 155, "bfloat16", tied=False, vocab=227, hidden=64, layers=3, heads=4,
+    Spec("deepseek_v3_bf16", 333, "bfloat16", tied=False, vocab=227, hidden=64, layers=3, heads=4,
          kv_heads=4, mlp=96, head_dim=16, family="DeepseekV3", model_type="deepseek_v3",
          omit=("head_dim",), scaling={**DEEPSEEK_YARN, "rope_type": "yarn"},
          extra={**DEEPSEEK_V3, "first_k_dense_replace": 1, "kv_lora_rank": 64,
@@ -613,21 +614,45 @@ class HeldCache(transformers.DynamicCache):
                               *args, **kwargs)
 
 
+def attend_latents(attention, query, latent, turns, mask, scaling, **_):
+    """What attention is if latents are the keys and values, for a whole prompt: the matrices that
+    make keys and values of them are multiplied with queries and with the result."""
+    plain = attention.qk_nope_head_dim
+    up = attention.kv_b_proj.weight.view(query.shape[1], -1, latent.shape[-1])
+    linear = torch.nn.functional.linear
+    query, result = [query[0, head] for head in range(query.shape[1])], []
+    for head, q in enumerate(query):
+        key = linear(q[:, :plain], up[head, :plain].T)
+        scores = (key @ latent[0, 0].T + q[:, plain:] @ turns[0, 0].T) * scaling
+        scores += torch.full_like(scores, -torch.inf).triu(1)
+        result.append(linear(scores.softmax(-1) @ latent[0, 0], up[head, plain:]))
+    return torch.stack(result, 1)[None], None
+
+
 def held_logits(model, ids, dtype):
     """Of a float32 model whose keys and values are held in dtype; so is, with bfloat16, what is
     multiplied with a weight."""
     linear = torch.nn.functional.linear
+    attention = type(model.model.layers[0].self_attn)
+    module, expand = sys.modules[attention.__module__], getattr(attention, "expand_kv", None)
+    attend = module.eager_attention_forward
 
     def rounding(x, weight, bias=None):
         return linear(x.to(dtype).float() if dtype == torch.bfloat16 else x, weight, bias)
 
     torch.nn.functional.linear = rounding
+    if expand:
+        attention.expand_kv = lambda self, latent, turns: (latent, turns)
+        module.eager_attention_forward = attend_latents
     try:
         with torch.no_grad():
             out = model(torch.tensor(ids, dtype=torch.long)[None], use_cache=True,
                         past_key_values=HeldCache(dtype))
     finally:
         torch.nn.functional.linear = linear
+        if expand:
+            attention.expand_kv = expand
+            module.eager_attention_forward = attend
     return out.logits[0].float().numpy()
 
 
