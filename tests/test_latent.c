@@ -355,7 +355,8 @@ static void test_attend(void **state UNUSED)
         {128, 1, 32, 16, 258, .dtype = DTYPE_BF16},  {128, 1, 512, 64, 18, .dtype = DTYPE_F8_E4M3},
         {8, 1, 80, 16, 260, .dtype = DTYPE_F8_E4M3}, {1, 1, 512, 64, 1050, .dtype = DTYPE_BF16},
         {19, 3, 32, 16, 300, .dtype = DTYPE_F32},    {23, 2, 16, 16, 1200, .dtype = DTYPE_BF16},
-        {0, 1, 32, 16, 20, .dtype = DTYPE_BF16},     {16, 1, 32, 16, 2400, .dtype = DTYPE_BF16}};
+        {0, 1, 32, 16, 20, .dtype = DTYPE_BF16},     {3, 1, 16, 560, 20, .dtype = DTYPE_F32},
+        {16, 1, 32, 16, 2400, .dtype = DTYPE_BF16}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++)
         check_attend(&cases[i]);
 }
@@ -377,16 +378,25 @@ static void test_windows(void **state UNUSED)
 
 /* ---- as any other attention ---- */
 
-/* What attend makes of rows of `turns + latent` elements a head whose keys are stored `latent` or,
- * with 0, as keys and values of one size: the keys and, filled with zeros, their latents. */
-static void apart_or_not(struct backend *b, int32_t heads, int32_t latent, enum dtype dtype,
-                         int32_t position, float *out)
+enum { LATENT = 32, TURNS = 16, DIM = LATENT + TURNS, BLOCKS = 40 };
+
+/* One row. */
+struct row_case {
+    int32_t heads, position;
+    enum dtype dtype;
+    int32_t window;
+    bool bad_keys, bad_query; /* NaN: keys before the window, the query of the last head */
+};
+
+/* What attend makes of the row, [heads][LATENT], whose keys are stored with latents or, with 0, as
+ * keys and values of one size: keys and, filled with zeros, their latents. */
+static void attend_row(struct backend *b, const struct row_case *c, int32_t latent, float *out)
 {
-    enum { LATENT = 32, TURNS = 16, DIM = LATENT + TURNS, BLOCKS = 40 };
+    const int32_t heads = c->heads;
     const struct qkv_rules rules = {.bias = NULL};
     int32_t slot = 0, at = 0, kv_of[20] = {0}, blocks[BLOCKS];
     const struct heads h = {heads, 1, DIM, kv_of, latent};
-    const struct kv_spec spec = {1, 1, DIM, latent, BLOCKS, dtype};
+    const struct kv_spec spec = {1, 1, DIM, latent, BLOCKS, c->dtype};
     const int32_t cols = (heads + (latent > 0 ? 1 : 2)) * DIM;
     float *qkv = guarded((size_t)cols);
     for (int32_t i = 0; i < BLOCKS; i++)
@@ -394,16 +404,20 @@ static void apart_or_not(struct backend *b, int32_t heads, int32_t latent, enum 
     void *storage = aligned_bytes(b->ops->kv_bytes(&spec), 0xff);
     struct kv_cache *kv = must(b->ops->kv_open(b, &spec, storage));
     const struct rows rows = {1, &slot, &at, blocks, BLOCKS, true, 0, 0};
-    for (at = 0; at <= position; at++) {
+    for (at = 0; at <= c->position; at++) {
         for (int32_t i = 0; i < (heads + 1) * DIM; i++)
             qkv[i] = gen(70 + (uint64_t)at, (size_t)i);
+        for (int32_t i = 0; c->bad_keys && at <= c->position - c->window && i < DIM; i++)
+            qkv[heads * DIM + i] = NAN;
         for (int32_t i = 0; latent == 0 && i < DIM; i++) /* the value */
             qkv[(heads + 1) * DIM + i] = i < LATENT ? qkv[heads * DIM + TURNS + i] : 0;
         ok(backend_rope_kv(b, view_f32(qkv, 1, cols), &rules, (struct cview){qkv, DTYPE_F32, 1, 0},
                            &h, &rows, kv, 0, &err));
     }
-    at = position;
-    const struct attention how = {0.3f, 0, 0, NULL};
+    at = c->position;
+    if (c->bad_query)
+        qkv[heads * DIM - 1] = NAN;
+    const struct attention how = {0.3f, 0, c->window, NULL};
     const int32_t dim = backend_value_dim(&h);
     float *y = guarded((size_t)(heads * dim));
     ok(backend_attend(b, view_f32(y, 1, heads * dim), (struct cview){qkv, DTYPE_F32, 1, cols}, &h,
@@ -424,11 +438,34 @@ static void test_apart(void **state UNUSED)
     for (int i = 0; i < subject_count; i++)
         for (size_t h = 0; h < ARRAY_LEN(heads); h++)
             for (size_t p = 0; p < ARRAY_LEN(positions); p++) {
-                const enum dtype dtype = types[(h + p) % ARRAY_LEN(types)];
-                float want[20 * 32], got[20 * 32];
-                apart_or_not(subjects[i], heads[h], 0, dtype, positions[p], want);
-                apart_or_not(subjects[i], heads[h], 32, dtype, positions[p], got);
-                assert_bits("latents", got, want, (size_t)heads[h] * 32);
+                const struct row_case c = {
+                    heads[h], positions[p], types[(h + p) % ARRAY_LEN(types)], 0, false, false};
+                float want[20 * LATENT], got[20 * LATENT];
+                attend_row(subjects[i], &c, 0, want);
+                attend_row(subjects[i], &c, LATENT, got);
+                assert_bits("latents", got, want, (size_t)(heads[h] * LATENT));
+            }
+}
+
+/* What is not a number stays in its head, and where no row sees it, no result has it. */
+static void test_not_finite(void **state UNUSED)
+{
+    static const int32_t heads[] = {1, 2, 3, 5, 16, 20}, windows[] = {1, 9, 16, 250};
+    for (int i = 0; i < subject_count; i++)
+        for (size_t h = 0; h < ARRAY_LEN(heads); h++)
+            for (size_t w = 0; w < ARRAY_LEN(windows); w++) {
+                const int32_t last = (heads[h] - 1) * LATENT, all = heads[h] * LATENT;
+                struct row_case c = {heads[h], 555, DTYPE_BF16, windows[w], false, false};
+                float want[20 * LATENT], got[20 * LATENT];
+                attend_row(subjects[i], &c, LATENT, want);
+                c.bad_keys = true;
+                attend_row(subjects[i], &c, LATENT, got);
+                assert_bits("keys that are not seen", got, want, (size_t)all);
+                c.bad_query = true;
+                attend_row(subjects[i], &c, LATENT, got);
+                assert_bits("other heads", got, want, (size_t)last);
+                for (int32_t n = last; n < all; n++)
+                    assert_true(isnan(got[n]));
             }
 }
 
@@ -470,7 +507,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_head_linear), cmocka_unit_test(test_latent),
         cmocka_unit_test(test_attend),      cmocka_unit_test(test_windows),
-        cmocka_unit_test(test_apart),       cmocka_unit_test(test_arguments)};
+        cmocka_unit_test(test_apart),       cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_arguments)};
     only(argc, argv);
     return cmocka_run_group_tests(tests, open_without_device, close_subjects);
 }
