@@ -311,6 +311,28 @@ static inline void staged_expert_sum(struct backend *b, struct view y, struct cv
     staged_end(s, y.data);
 }
 
+static inline void staged_head_linear(struct backend *b, struct view y, struct cview x,
+                                      const struct experts *w, int32_t kept)
+{
+    struct staged *s = staged_of(b);
+    s->inner->ops->head_linear(s->inner, staged_view(s, y), staged_cview(s, x),
+                               ((const struct staged_experts *)(const void *)w)->inner, kept);
+    staged_end(s, y.data);
+}
+
+static inline void staged_latent(struct backend *b, struct view query, struct view qkv,
+                                 struct cview a, const struct latent_rules *rules)
+{
+    struct staged *s = staged_of(b);
+    struct latent_rules there = *rules;
+    there.query_gain = staged_in(s, rules->query_gain, (size_t)rules->query * 4);
+    there.value_gain = staged_in(s, rules->value_gain, (size_t)rules->value * 4);
+    s->inner->ops->latent(s->inner, staged_view(s, query), staged_view(s, qkv), staged_cview(s, a),
+                          &there);
+    staged_out(s, query.data);
+    staged_end(s, qkv.data);
+}
+
 static inline void staged_add_bias(struct backend *b, struct view y, struct cview x,
                                    const float *bias)
 {
@@ -716,6 +738,8 @@ static inline struct backend *staged_open(struct backend *inner)
     s->ops.route = staged_route;
     s->ops.expert_linear = staged_expert_linear;
     s->ops.expert_sum = staged_expert_sum;
+    s->ops.head_linear = staged_head_linear;
+    s->ops.latent = staged_latent;
     s->ops.kv_open = staged_kv_open;
     s->ops.kv_close = staged_kv_close;
     s->ops.resolve = staged_resolve;

@@ -16,7 +16,7 @@
  * room for all splits' results, a block takes all splits of its row one after the other: these fill
  * the device without being split, but for a few long rows that would keep the others waiting.
  * attend_pick_kernel picks such, and they are split as ever. That changes no bit, so it does not
- * matter which are picked. Padding gets its zeros here. */
+ * matter which are picked. Padding gets its zeros here. Latents are attend_latent.cu's. */
 #include "kernels/cuda/attend.cuh"
 
 #include "kernels/cuda/mma.cuh"
@@ -445,6 +445,10 @@ static void run(struct cuda_backend *c, struct view out, struct cview qkv, const
     const size_t tickets = c->partial.bytes / 2048 / 16 * 16;
     const size_t places = (c->partial.bytes - tickets) / place;
     a.tickets = (int32_t *)((char *)c->partial.data + c->partial.bytes - tickets);
+    if (h->latent > 0) {
+        attend_latent_run(c, &a, c->partial.bytes - tickets, kv->spec.dtype, kv->storage);
+        return;
+    }
     if (apart)
         a.rows.head = a.rows.tail = 0; /* also for rows that are of runs elsewhere */
     if ((size_t)attend_between(&a) > places)
@@ -478,8 +482,9 @@ static bool is_one_launch(struct cview qkv, const struct qkv_rules *rules, struc
                           const struct kv_spec *spec)
 {
     const uintptr_t bits = (uintptr_t)qkv.data | (uintptr_t)table.data | (uintptr_t)rules->bias;
-    return rows->apart && h->heads > 0 && rules->q_norm == nullptr && table.cols == h->head_dim &&
-           bits % 16 == 0 && attend_decode_turns(h->head_dim, spec->dtype);
+    return rows->apart && h->heads > 0 && h->latent == 0 && rules->q_norm == nullptr &&
+           table.cols == h->head_dim && bits % 16 == 0 &&
+           attend_decode_turns(h->head_dim, spec->dtype);
 }
 
 void attend_rope_run(struct backend *b, struct view out, struct view qkv,

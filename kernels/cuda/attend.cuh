@@ -159,6 +159,9 @@ HOST_DEVICE int64_t attend_query(const struct attend_args *a, int32_t t, int32_t
 bool attend_decode_run(struct cuda_backend *c, const struct attend_args *a, enum dtype dtype,
                        void *cache);
 bool attend_decode_turns(int32_t dim, enum dtype dtype);
+/* attend_latent.cu: all rows, over latents. Room for results of splits is a->partial. */
+void attend_latent_run(struct cuda_backend *c, const struct attend_args *a, size_t partial_bytes,
+                       enum dtype dtype, const void *cache);
 /* attend_tile.cu: rows that are not alone, for any head size and type. */
 void attend_tile_run(struct cuda_backend *c, const struct attend_args *a, enum dtype dtype,
                      const void *cache);

@@ -256,18 +256,19 @@ static void kv_close(struct kv_cache *kv)
         .weight_get = cuda_memory_weight_get, .kv_open = kv_open, .kv_close = kv_close,            \
         .experts_open = experts_open, .experts_close = experts_close,                              \
         .experts_bytes = experts_bytes, .route = route_run, .expert_linear = experts_linear,       \
-        .expert_sum = EXPERT_SUM, .resolve = sample_resolve, .embed = rowops_embed,                \
-        .linear = LINEAR, .linear_fuses = LINEAR_FUSES, .linear_fused = linear_fused,              \
-        .linear_in = LINEAR_IN, .linear_out = LINEAR_OUT, .add_bias = rowops_add_bias,             \
-        .expert_bias = rowops_expert_bias, .expert_bias_sum = rowops_expert_bias_sum,              \
-        .rmsnorm = rowops_rmsnorm, .add_rmsnorm = rowops_add_rmsnorm,                              \
-        .square_sum = rowops_square_sum, .rms_scale = rowops_rms_scale, .rope_table = rope_table,  \
-        .add = rowops_add, .joint_squares = rowops_joint_squares,                                  \
-        .joint_scale = rowops_joint_scale, .rope_kv = rope_kv, .attend = ATTEND,                   \
-        .rope_attend = attend_rope_run, .act_mul = act_mul, .scale = rowops_scale,                 \
-        .softcap = rowops_softcap, .select = rowops_select, .copy = rowops_copy,                   \
-        .sum_tree = rowops_sum_tree, .sample = sample_run, .survey = elect_survey,                 \
-        .nominate = elect_nominate, .elect = elect_run, .logprobs = sample_logprobs,               \
+        .expert_sum = EXPERT_SUM, .head_linear = head_linear_run, .latent = rowops_latent,         \
+        .resolve = sample_resolve, .embed = rowops_embed, .linear = LINEAR,                        \
+        .linear_fuses = LINEAR_FUSES, .linear_fused = linear_fused, .linear_in = LINEAR_IN,        \
+        .linear_out = LINEAR_OUT, .add_bias = rowops_add_bias, .expert_bias = rowops_expert_bias,  \
+        .expert_bias_sum = rowops_expert_bias_sum, .rmsnorm = rowops_rmsnorm,                      \
+        .add_rmsnorm = rowops_add_rmsnorm, .square_sum = rowops_square_sum,                        \
+        .rms_scale = rowops_rms_scale, .rope_table = rope_table, .add = rowops_add,                \
+        .joint_squares = rowops_joint_squares, .joint_scale = rowops_joint_scale,                  \
+        .rope_kv = rope_kv, .attend = ATTEND, .rope_attend = attend_rope_run, .act_mul = act_mul,  \
+        .scale = rowops_scale, .softcap = rowops_softcap, .select = rowops_select,                 \
+        .copy = rowops_copy, .sum_tree = rowops_sum_tree, .sample = sample_run,                    \
+        .survey = elect_survey, .nominate = elect_nominate, .elect = elect_run,                    \
+        .logprobs = sample_logprobs,                                                               \
     }
 
 const struct backend_ops cuda_ops =

@@ -235,6 +235,8 @@ void rowops_expert_bias_sum(struct backend *b, struct view y, struct cview x, co
 void rowops_rmsnorm(struct backend *b, struct view y, struct cview x, const float *gain, float eps);
 void rowops_add_rmsnorm(struct backend *b, struct view y, struct view x, struct cview delta,
                         const float *gain, float eps);
+void rowops_latent(struct backend *b, struct view query, struct view qkv, struct cview a,
+                   const struct latent_rules *rules);
 void rowops_square_sum(struct backend *b, float *sums, struct view x, struct cview delta,
                        struct pieces pieces);
 void rowops_rms_scale(struct backend *b, struct view y, struct cview x, const float *sums,
@@ -319,6 +321,8 @@ void experts_sum(struct backend *b, struct view y, struct cview x, const struct 
                  const struct routing *r);
 void experts_sum_invariant(struct backend *b, struct view y, struct cview x,
                            const struct experts *w, const struct routing *r);
+/* Where the weights of each lie, on the device. */
+const unsigned char *const *experts_table(const struct experts *w);
 
 /* attend.cu. invariant: a row's bits do not depend on which rows of its sequence are in the step.
  */
@@ -333,6 +337,10 @@ void attend_rope_run(struct backend *b, struct view out, struct view qkv,
                      const struct qkv_rules *rules, struct cview table, const struct heads *h,
                      const struct attention *how, const struct rows *rows, struct kv_cache *kv,
                      int32_t layer);
+
+/* head_linear.cu */
+void head_linear_run(struct backend *b, struct view y, struct cview x, const struct experts *w,
+                     int32_t kept);
 
 /* sample.cu */
 void sample_resolve(struct backend *b, int32_t *ids, const int32_t *token, const struct rows *rows,

@@ -57,6 +57,8 @@ static size_t row_bytes(const struct weight_spec *s, int32_t chosen, int32_t at_
 static struct plan plan_of(const struct weight_spec *s, int32_t count, int32_t chosen,
                            int32_t rows_max)
 {
+    if (chosen == 0) /* heads' matrices */
+        return {};
     const size_t rows = (size_t)rows_max, pairs = rows * (size_t)chosen;
     const size_t few = rows < GEMV_ROWS ? rows : GEMV_ROWS;
     const size_t most = rows * row_bytes(s, chosen, 1, s->leaves);
@@ -119,6 +121,11 @@ struct experts *experts_open(struct backend *b, const struct weight *const *weig
     c->table_pointers += (size_t)count;
     c->tables_open++;
     return &e->base;
+}
+
+const unsigned char *const *experts_table(const struct experts *w)
+{
+    return experts_of(w)->weight;
 }
 
 void experts_close(struct experts *e)

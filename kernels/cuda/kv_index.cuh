@@ -1,4 +1,5 @@
-/* Where keys and values lie: [layer][block][head][key, value][16 positions][head_dim]. */
+/* Where keys and values lie: [layer][block][head][key, value][16 positions][head_dim]; or of
+ * latents, whose values are ends of keys, [layer][block][head][16 positions][head_dim]. */
 #ifndef TESSERA_KERNELS_CUDA_KV_INDEX_CUH
 #define TESSERA_KERNELS_CUDA_KV_INDEX_CUH
 
@@ -7,11 +8,12 @@
 /* One layer of a cache. */
 struct kv_place {
     int32_t layer, blocks, heads, dim;
+    int32_t latent; /* elements of a key that are its value, the last ones; 0: values are apart */
 };
 
 static inline struct kv_place kv_place_of(const struct kv_spec *s, int32_t layer)
 {
-    const struct kv_place p = {layer, s->blocks, s->heads, s->head_dim};
+    const struct kv_place p = {layer, s->blocks, s->heads, s->head_dim, s->latent};
     return p;
 }
 
@@ -20,6 +22,13 @@ HOST_DEVICE int64_t kv_index(const struct kv_place *p, int32_t block, int32_t he
 {
     const int64_t at = ((int64_t)p->layer * p->blocks + block) * p->heads + head;
     return (at * 2 + value) * BACKEND_BLOCK_TOKENS * p->dim;
+}
+
+/* The same of keys whose ends are their values. */
+HOST_DEVICE int64_t kv_latent_index(const struct kv_place *p, int32_t block, int32_t head)
+{
+    const int64_t at = ((int64_t)p->layer * p->blocks + block) * p->heads + head;
+    return at * BACKEND_BLOCK_TOKENS * p->dim;
 }
 
 /* Number of the nth block of a slot. */

@@ -5,6 +5,9 @@
  * time is that of instructions, too, it has eight pairs of 16 bits in each of some heads, which
  * turn by the same table; the bits are those of four pairs, but for which NaN it is.
  *
+ * With latents there are no values, and of 576 elements of a head 64 turn: queries are touched
+ * there alone, and only keys are read whole.
+ *
  * Of decodes the kernel of attention does this where it can (attend_turn.cuh). */
 #include "kernels/cuda/device.cuh"
 
@@ -82,7 +85,7 @@ DEVICE float norm_of(const struct rope_args *a, int64_t x, const float *bias)
     return 1 / sqrtf(reduce_block(sum, plus()) / (float)dim + a->rules.eps);
 }
 
-/* Block (row, head of [q | k | v]). */
+/* Block (row, head of [q | k | v], or of latents [q | k]). */
 template <typename E> __global__ void rope_kv_kernel(struct rope_args a, E *cache)
 {
     const int32_t t = (int32_t)blockIdx.x, head = (int32_t)blockIdx.y, dim = a.kv.dim;
@@ -92,14 +95,15 @@ template <typename E> __global__ void rope_kv_kernel(struct rope_args a, E *cach
     const bool is_value = head >= a.heads + a.kv.heads, is_key = head >= a.heads && !is_value;
     if (slot < 0)
         return;
-    const int64_t x = ((int64_t)t * (a.heads + 2 * a.kv.heads) + head) * dim;
+    const int64_t x = ((int64_t)t * gridDim.y + head) * dim;
     const float *c = a.table + (int64_t)t * a.rotary, *s = c + turning;
     E *to = nullptr;
     if (is_key || is_value) {
         const int32_t kv_head = (head - a.heads) % a.kv.heads, p = a.rows.position[t];
         const int32_t block = kv_block(&a.rows, slot, p / BACKEND_BLOCK_TOKENS);
-        to = cache + kv_index(&a.kv, block, kv_head, is_value) +
-             (int64_t)(p % BACKEND_BLOCK_TOKENS) * dim;
+        to = cache + (int64_t)(p % BACKEND_BLOCK_TOKENS) * dim +
+             (a.kv.latent > 0 ? kv_latent_index(&a.kv, block, kv_head)
+                              : kv_index(&a.kv, block, kv_head, is_value));
     }
     const float *gain = is_value ? nullptr : is_key ? a.rules.k_norm : a.rules.q_norm;
     const float *bias = a.rules.bias != nullptr ? a.rules.bias + head * dim : nullptr;
@@ -255,6 +259,42 @@ __global__ void __launch_bounds__(MANY_THREADS) rope_fours_kernel(struct rope_ar
         put_rounded(to + at.low, x.low);
         put_rounded(to + at.high, x.high);
     }
+}
+
+/* Of latents without biases and norms: block (row, part of what turns of its q heads, and of its
+ * keys). */
+template <typename E, bool INTERLEAVED>
+__global__ void __launch_bounds__(MANY_THREADS) rope_latent_kernel(struct rope_args a, E *cache)
+{
+    const int32_t t = (int32_t)blockIdx.x, dim = a.kv.dim, of_query = a.rotary / (2 * FOUR);
+    const int32_t nth = (int32_t)(blockIdx.y * MANY_THREADS + threadIdx.x);
+    const int32_t of_key = dim / (2 * FOUR), queries = a.heads * of_query, rest = nth - queries;
+    const bool is_key = rest >= 0;
+    launch_release();
+    launch_wait();
+    const int32_t slot = a.rows.slot[t], p = a.rows.position[t];
+    if (slot < 0 || rest >= a.kv.heads * of_key)
+        return;
+    const int32_t head = is_key ? rest / of_key : nth / of_query;
+    const int32_t i = (is_key ? rest % of_key : nth % of_query) * FOUR;
+    const struct pair at = fours_at(i, a.rotary, dim, INTERLEAVED);
+    const int64_t row = ((int64_t)t * (a.heads + a.kv.heads) + (is_key ? a.heads : 0) + head) * dim;
+    struct pairs x = pairs_of<INTERLEAVED>(get_elements<FOUR>(a.qkv, row + at.low),
+                                           get_elements<FOUR>(a.qkv, row + at.high));
+    if (i < a.rotary / 2) {
+        const float *table = a.table + (int64_t)t * a.rotary + i;
+        turn(x, *(const four *)table, *(const four *)(table + a.rotary / 2));
+        const struct pairs turned = in_memory<INTERLEAVED>(x);
+        put_elements(a.qkv, row + at.low, turned.low);
+        put_elements(a.qkv, row + at.high, turned.high);
+    }
+    if (!is_key)
+        return;
+    const int32_t block = kv_block(&a.rows, slot, p / BACKEND_BLOCK_TOKENS);
+    E *to = cache + kv_latent_index(&a.kv, block, head) + (int64_t)(p % BACKEND_BLOCK_TOKENS) * dim;
+    x = in_memory<INTERLEAVED>(x);
+    put_rounded(to + at.low, x.low);
+    put_rounded(to + at.high, x.high);
 }
 
 /* ---- eight pairs of several heads at a time ---- */
@@ -449,8 +489,32 @@ static bool are_fours(const struct rope_args &a)
 }
 
 template <typename E>
+static void launch_latent(struct cuda_backend *c, const struct rope_args &a, E *cache)
+{
+    const size_t lanes = (size_t)a.heads * (size_t)(a.rotary / (2 * FOUR)) +
+                         (size_t)a.kv.heads * (size_t)(a.kv.dim / (2 * FOUR));
+    const dim3 parts((unsigned)a.rows.count, blocks_for(lanes, MANY_THREADS));
+    const dim3 heads((unsigned)a.rows.count, (unsigned)(a.heads + a.kv.heads));
+    const bool ruled = a.rules.bias != nullptr || a.rules.q_norm != nullptr;
+    if (heads.x == 0 || heads.y == 0)
+        return;
+    if (ruled || !are_fours(a))
+        LAUNCH_AHEAD(c, rope_kv_kernel<E>, heads, THREADS, 0, a, cache);
+    else if (lanes == 0) /* nothing turns, and there are no keys */
+        return;
+    else if (a.rules.interleaved)
+        LAUNCH_AHEAD(c, (rope_latent_kernel<E, true>), parts, MANY_THREADS, 0, a, cache);
+    else
+        LAUNCH_AHEAD(c, (rope_latent_kernel<E, false>), parts, MANY_THREADS, 0, a, cache);
+}
+
+template <typename E>
 static void launch(struct cuda_backend *c, const struct rope_args &a, void *cache)
 {
+    if (a.kv.latent > 0) {
+        launch_latent<E>(c, a, (E *)cache);
+        return;
+    }
     const int32_t heads = a.heads + 2 * a.kv.heads, lanes = a.kv.dim / (2 * FOUR);
     const unsigned rows = (unsigned)a.rows.count;
     const dim3 parts(rows, blocks_for((size_t)heads * (size_t)lanes, MANY_THREADS));

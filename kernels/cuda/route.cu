@@ -2,7 +2,8 @@
  * the warp finds the best one left; only the lane that had it looks for its next. Where a row has a
  * NaN, the rule is that of a walk from the first expert to the last (kernels/cpu/experts.c): a NaN
  * stays where no other is left before it, and is no largest otherwise. So experts are valid and
- * different ones, whatever the logits are. */
+ * different ones, whatever the logits are. Groups are chosen first, in the same way by their
+ * scores, which make the lanes leave out experts of the others; a NaN counts for no group. */
 #include "kernels/cuda/device.cuh"
 
 #include "kernels/numerics.h"
@@ -44,6 +45,66 @@ DEVICE bool is_taken(uint32_t taken, int32_t expert)
     return (taken >> expert / WARP & 1) != 0;
 }
 
+/* ---- groups ---- */
+
+/* The two largest keys; -inf where there are fewer. */
+struct two {
+    float first, second;
+};
+
+DEVICE struct two two_of(struct two a, struct two b)
+{
+    const float least = a.first < b.first ? a.first : b.first;
+    const float more = a.second > b.second ? a.second : b.second;
+    return {a.first > b.first ? a.first : b.first, least > more ? least : more};
+}
+
+/* By a warp, of experts [begin, end). */
+DEVICE float group_score(const float *logit, const struct routes &r, int32_t begin, int32_t end)
+{
+    struct two best = {-INFINITY, -INFINITY};
+    for (int32_t e = begin + (int32_t)threadIdx.x % WARP; e < end; e += WARP) {
+        const float key = key_of(r, logit, e);
+        if (!is_nan(key))
+            best = two_of(best, {key, -INFINITY});
+    }
+#pragma unroll
+    for (int step = WARP / 2; step > 0; step /= 2)
+        best = two_of(best, {__shfl_xor_sync(ALL_LANES, best.first, step),
+                             __shfl_xor_sync(ALL_LANES, best.second, step)});
+    return r.rules.correction != nullptr && end - begin > 1 ? best.first + best.second : best.first;
+}
+
+/* Marks the lane's experts of groups that are not kept; score: of the groups, room of the warp. */
+DEVICE uint32_t leave_out(const float *logit, const struct routes &r, float *score)
+{
+    const int32_t lane = (int32_t)threadIdx.x % WARP, each = r.experts / r.rules.groups;
+    uint32_t out = 0, kept = 0;
+    for (int32_t g = 0; g < r.rules.groups; g++) {
+        const float of_group = group_score(logit, r, g * each, (g + 1) * each);
+        if (g % WARP == lane)
+            score[g] = of_group;
+    }
+    for (int32_t i = 0; i < r.rules.kept; i++) {
+        uint64_t best = 0;
+        for (int32_t g = lane; g < r.rules.groups; g += WARP)
+            if (!is_taken(kept, g))
+                best = maximum()(best, rank_of(score[g], g));
+        const int32_t group = (int32_t) ~(uint32_t)reduce_lanes<WARP>(best, maximum());
+        if (group % WARP == lane)
+            kept |= 1u << group / WARP;
+    }
+    for (int32_t g = lane; g < r.rules.groups; g += WARP)
+        score[g] = is_taken(kept, g);
+    __syncwarp();
+    for (int32_t e = lane; e < r.experts; e += WARP)
+        if (score[e / each] == 0)
+            out |= 1u << e / WARP;
+    return out;
+}
+
+/* ---- experts ---- */
+
 /* The lane's best expert that is not taken; *first: its first. */
 DEVICE uint64_t best_left(const float *logit, const struct routes &r, uint32_t taken,
                           int32_t *first)
@@ -58,11 +119,12 @@ DEVICE uint64_t best_left(const float *logit, const struct routes &r, uint32_t t
     return best;
 }
 
-/* Marks the chosen ones of the lane; *max: the first choice's logit. */
-DEVICE uint32_t choose(const float *logit, const struct routes &r, float *max)
+/* Marks the chosen ones of the lane, of those that are not `out`; *max: the first choice's logit.
+ */
+DEVICE uint32_t choose(const float *logit, const struct routes &r, uint32_t out, float *max)
 {
     const int32_t lane = (int32_t)threadIdx.x % WARP;
-    uint32_t taken = 0;
+    uint32_t taken = out;
     int32_t first;
     int odd = 0;
     for (int32_t e = lane; e < r.experts; e += WARP)
@@ -81,20 +143,22 @@ DEVICE uint32_t choose(const float *logit, const struct routes &r, float *max)
             mine = best_left(logit, r, taken, &first);
         }
     }
-    return taken;
+    return taken & ~out;
 }
 
 __global__ void route_kernel(struct routes r)
 {
     const int32_t lane = (int32_t)threadIdx.x % WARP;
     const int64_t row = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
+    __shared__ float of_group[WARPS][BACKEND_EXPERTS_MAX];
     launch_release();
     if (row >= r.rows)
         return;
     const int32_t shared = r.rules.shared, chosen = r.chosen + shared;
     const float *logit = r.logits + row * (r.experts + r.rules.gated);
     float max = 0, total = 0;
-    const uint32_t taken = choose(logit, r, &max);
+    const uint32_t out = r.rules.groups > 0 ? leave_out(logit, r, of_group[threadIdx.x / WARP]) : 0;
+    const uint32_t taken = choose(logit, r, out, &max);
     const auto score_of = [&](int32_t e) {
         return r.rules.sigmoid ? numerics_sigmoid(logit[e]) : numerics_exp(logit[e] - max);
     };

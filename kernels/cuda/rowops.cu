@@ -451,6 +451,86 @@ void rowops_rms_scale(struct backend *b, struct view y, struct cview x, const fl
                (const float *)x.data, sums, (float)width, gain, eps, x.cols);
 }
 
+/* ---- latents ---- */
+
+#define LATENT_SUMS (NORM_HELD * WARP) /* of 128 columns each; those of more are added up */
+
+/* What a block makes of a row: one of the two norms, and beside that of the value the copy. */
+struct latents {
+    const float *a;
+    float *query, *qkv;
+    struct latent_rules rules;
+    int32_t qkv_cols;
+};
+
+/* As rmsnorm_kernel has it, to the bit. */
+template <bool ALIGNED>
+DEVICE void norm_latent(float *y, const float *x, const float *gain, float eps, int32_t cols)
+{
+    __shared__ float of_warp[LATENT_SUMS + WARP];
+    const int32_t warps = (int32_t)blockDim.x / WARP, warp = (int32_t)threadIdx.x / WARP;
+    const int32_t first = (int32_t)threadIdx.x * FOUR, step = (int32_t)blockDim.x * FOUR;
+    float more = 0;
+    for (int32_t n = warp, i = first; n * WARP * FOUR < cols; n += warps, i += step) {
+        const float sum = reduce_lanes<WARP>(squares(load_four<ALIGNED>(x, i, cols)), plus());
+        if (n >= LATENT_SUMS)
+            more += sum;
+        else if (threadIdx.x % WARP == 0)
+            of_warp[n] = sum;
+    }
+    const int32_t sums = (cols + WARP * FOUR - 1) / (WARP * FOUR);
+    if (threadIdx.x % WARP == 0 && sums > LATENT_SUMS)
+        of_warp[LATENT_SUMS + warp] = more;
+    __syncthreads();
+    const float mean =
+        sum_warps(of_warp, sums > LATENT_SUMS ? LATENT_SUMS + warps : sums) / (float)cols;
+    const float scale = 1 / sqrtf(mean + eps);
+    for (int32_t i = first; i < cols; i += step) {
+        four v = load_four<ALIGNED>(x, i, cols), g = load_four<ALIGNED>(gain, i, cols);
+#pragma unroll
+        for (int k = 0; k < FOUR; k++)
+            v.e[k] = v.e[k] * scale * g.e[k];
+        store_four<ALIGNED>(y, i, cols, v);
+    }
+}
+
+/* Block (row, its value and what turns, or its query). */
+template <bool ALIGNED>
+__global__ void __launch_bounds__(NORM_THREADS) latent_kernel(struct latents l)
+{
+    const struct latent_rules &r = l.rules;
+    const int64_t row = blockIdx.x;
+    const float *x = l.a + row * (r.query + r.value + r.turns);
+    float *key = l.qkv + (row + 1) * l.qkv_cols - r.turns - r.value;
+    launch_release();
+    launch_wait();
+    if (blockIdx.y == 1) {
+        norm_latent<ALIGNED>(l.query + row * r.query, x, r.query_gain, r.eps, r.query);
+        return;
+    }
+    for (int32_t i = (int32_t)threadIdx.x; i < r.turns; i += (int32_t)blockDim.x)
+        key[i] = x[r.query + r.value + i];
+    norm_latent<ALIGNED>(key + r.turns, x + r.query, r.value_gain, r.eps, r.value);
+}
+
+void rowops_latent(struct backend *b, struct view query, struct view qkv, struct cview a,
+                   const struct latent_rules *rules)
+{
+    const struct latents l = {(const float *)a.data, (float *)query.data, (float *)qkv.data, *rules,
+                              qkv.cols};
+    const int32_t most = rules->query > rules->value ? rules->query : rules->value;
+    const unsigned threads = norm_threads(most, a.rows <= NORM_FEW ? 1 : NORM_HELD);
+    const dim3 grid((unsigned)a.rows, rules->query > 0 ? 2 : 1);
+    const int32_t odd = rules->query | rules->value | rules->turns;
+    if (a.rows == 0)
+        return;
+    if (are_fours(odd, a.data, query.data, qkv.data, rules->query_gain) &&
+        are_fours(qkv.cols, rules->value_gain))
+        LAUNCH_AHEAD(cuda_of(b), latent_kernel<true>, grid, threads, 0, l);
+    else
+        LAUNCH_AHEAD(cuda_of(b), latent_kernel<false>, grid, threads, 0, l);
+}
+
 /* ---- norms of all heads together ---- */
 
 /* Block (row, head of all ranks' q and k), of one warp. */
