@@ -151,8 +151,8 @@ static void attend_alone(struct backend *b, const struct scene *s, const struct 
     for (int32_t t = 0; t < s->rows; t++) {
         const struct rows row = {1, s->slot + t, s->position + t, s->table, s->cols, t % 2 == 0, 0,
                                  0};
-        const struct cview q = {qkv + (size_t)t * q_bytes, s->c->qkv, 1, s->width};
-        ok(backend_attend(b, (struct view){y, s->c->out, 1, s->out}, q, &s->heads, &s->how, &row,
+        const struct cview q = {qkv + (size_t)t * q_bytes, type_of(b, s->c->qkv), 1, s->width};
+        ok(backend_attend(b, (struct view){y, type_of(b, s->c->out), 1, s->out}, q, &s->heads, &s->how, &row,
                           kv, 1, &err));
         assert_bits("row alone", y, out + (size_t)t * y_bytes, y_bytes / 4);
     }

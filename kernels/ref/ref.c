@@ -616,7 +616,7 @@ static void attend_head(float *out, const float *q, const struct kv_cache *kv,
     const int32_t last = rows->position[t];
     const int32_t first = how->window > 0 && last >= how->window ? last + 1 - how->window : 0;
     double max = how->sink ? (double)how->sink[head] : -INFINITY;
-    double sum, o[BACKEND_HEAD_DIM_MAX] = {0};
+    double sum, o[BACKEND_KEY_DIM_MAX] = {0};
     for (int32_t p = first; p <= last; p++)
         max = fmax(max, score(q, kv, how, kv_index(kv, layer, rows, t, p, kv_head, KEY)));
     sum = how->sink ? exp((double)how->sink[head] - max) : 0;
