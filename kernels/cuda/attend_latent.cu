@@ -645,13 +645,35 @@ static void launch_shape(struct cuda_backend *c, struct latent_args l, const voi
            tiles);
 }
 
-template <typename E, typename C>
-static void launch_tiles(struct cuda_backend *c, const struct latent_args &l, const void *cache)
+/* Whether a block of such a shape has room on the device, whatever it does. */
+template <typename S> static bool fits(const struct cuda_backend *c, const struct latent_args &l)
 {
-    if (l.a.heads > TILE)
-        launch_shape<latent_shape<E, C, 2>>(c, l, cache);
+    return memory_bytes<S>(l.a.kv.dim, true) + BLOCK_SHARED <= (size_t)c->shared;
+}
+
+/* false: the device's shared memory is too small (86, 89, 120: 100 KiB). */
+template <typename E, typename C>
+static bool launch_tiles(struct cuda_backend *c, const struct latent_args &l, const void *cache)
+{
+    typedef latent_shape<E, C, 1> one;
+    typedef latent_shape<E, C, 2> two;
+    if (l.latent > VALUE_MOST || !fits<one>(c, l))
+        return false;
+    if (l.a.heads > TILE && fits<two>(c, l))
+        launch_shape<two>(c, l, cache);
     else
-        launch_shape<latent_shape<E, C, 1>>(c, l, cache);
+        launch_shape<one>(c, l, cache);
+    return true;
+}
+
+static bool launch_type(struct cuda_backend *c, const struct latent_args &l, enum dtype dtype,
+                        const void *cache)
+{
+    if (dtype == DTYPE_F16)
+        return launch_tiles<__half, __half>(c, l, cache);
+    if (dtype == DTYPE_F8_E4M3)
+        return launch_tiles<e4m3, __half>(c, l, cache);
+    return dtype == DTYPE_BF16 && launch_tiles<bf16, bf16>(c, l, cache);
 }
 
 /* How many rows are shared by several blocks, and where their results may lie. */
@@ -673,14 +695,8 @@ void attend_latent_run(struct cuda_backend *c, const struct attend_args *a, size
 {
     struct latent_args l = {*a, a->kv.latent, WARPS, 0, 0, false, false};
     find_room(&l, partial_bytes);
-    if (dtype == DTYPE_F32 || l.latent > VALUE_MOST)
+    if (!launch_type(c, l, dtype, cache))
         attend_latent_plain(c, &l, dtype, cache);
-    else if (dtype == DTYPE_F16)
-        launch_tiles<__half, __half>(c, l, cache);
-    else if (dtype == DTYPE_F8_E4M3)
-        launch_tiles<e4m3, __half>(c, l, cache);
-    else
-        launch_tiles<bf16, bf16>(c, l, cache);
     if (l.room > 0)
         LAUNCH(c, attend_latent_merge_kernel, dim3((unsigned)a->rows.count, (unsigned)a->heads),
                WARPS * WARP, 0, l);

@@ -566,8 +566,8 @@ static void rotate(float *head, struct cview table, int32_t t, bool interleaved)
 
 static void apply(const struct qkv_rules *r, float *row, const struct heads *h)
 {
-    const int32_t dim = h->head_dim;
-    for (int32_t i = 0; r->bias != NULL && i < (h->heads + 2 * h->kv_heads) * dim; i++)
+    const int32_t dim = h->head_dim, sides = h->latent > 0 ? 1 : 2;
+    for (int32_t i = 0; r->bias != NULL && i < (h->heads + sides * h->kv_heads) * dim; i++)
         row[i] += r->bias[i];
     for (int32_t i = 0; r->q_norm != NULL && i < h->heads + h->kv_heads; i++)
         norm(row + i * dim, row + i * dim, i < h->heads ? r->q_norm : r->k_norm, r->eps, dim);
