@@ -55,6 +55,14 @@ def test_packed_values(device_server, tmp_path):
     assert server.token_ids(prompt, 12) == wanted
 
 
+@pytest.mark.parametrize("name", ["deepseek_v2_f32", "deepseek_v2_groups_f32", "deepseek_v3_f32",
+                                  "glm4_moe_lite_f32"])
+def test_latents(device_server, name):
+    """Latent attention, and experts in groups: the tokens of transformers."""
+    prompt, tokens = checkpoint.golden_runs(name)[0]
+    assert device_server(checkpoint.GOLDEN / name).token_ids(prompt, 24) == tokens[:24]
+
+
 def bf16(values):
     return values.astype(ml_dtypes.bfloat16).astype(numpy.float64)
 
@@ -106,15 +114,15 @@ def test_packed_codes(device_server, tmp_path, form, how):
 
 @pytest.mark.parametrize("kind", test_int_weights.KINDS)
 @pytest.mark.parametrize("name", ["tied_gqa2_f32", "qwen3_moe_f32", "glm4_moe_f32",
-                                  "untied_mha_bf16", "olmo2_f32"])
+                                  "untied_mha_bf16", "olmo2_f32", "deepseek_v3_f32"])
 def test_made_codes(device_server, name, kind):
-    """--quantization: the head, too, and experts."""
+    """--quantization: the head, too, and experts; not what makes keys and values of latents."""
     model = checkpoint.GOLDEN / name
     config, weights = llama_numpy.read_config(model), llama_numpy.read_weights(model)
     head = "model.embed_tokens.weight" if config.tied else "lm_head.weight"
 
     def held(name):
-        return fp8.is_linear(name) or name == "lm_head.weight"
+        return (fp8.is_linear(name) and "kv_b_proj" not in name) or name == "lm_head.weight"
 
     low = {name: test_int_weights.quantized(values, 8 if name == head else int(kind[3]))
            if held(name) or name == head else values for name, values in weights.items()}
