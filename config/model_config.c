@@ -410,7 +410,7 @@ static void read_latent(struct reader *r, const struct family *f, struct model_c
         const char *key;
         int32_t *to;
         int32_t max;
-    } sizes[] = {{"kv_lora_rank", &l->value, LATENT_KEY_MAX - LATENT_UNIT},
+    } sizes[] = {{"kv_lora_rank", &l->value, 512},
                  {"qk_rope_head_dim", &l->turns, LATENT_TURNS_MAX},
                  {"qk_nope_head_dim", &l->plain, 512},
                  {"v_head_dim", &l->head, 512}};

@@ -591,6 +591,68 @@ static void test_shared_experts(void **state)
 }
 
 /* MiniMax's is published in fp32, whatever type the rest has. */
+/* Latents: heads' matrices are parts of one tensor, keys' from the other side, and what latents are
+ * made by is cut as it comes, two tensors one after the other. */
+static void check_latents(const struct model_config *m, const char *mode, int32_t ranks)
+{
+    struct layout *layouts[8];
+    struct local_weight *weights[8];
+    int32_t counts[8], made = 0;
+    struct err err;
+    struct flow *f = flow_of(m, mode, ranks);
+    const struct latent_config *c = &m->latent;
+    for (int32_t r = 0; r < ranks; r++) {
+        const struct layout *l = layouts[r] = lay_out(m, f, r);
+        const int32_t heads = (int32_t)span_len(l->heads), last = m->layers - 1;
+        weights[r] = l->weights;
+        counts[r] = l->count;
+        const struct local_weight *down = &l->weights[layout_find(l, ROLE_LATENT, last)];
+        const struct local_weight *q = &l->weights[layout_find(l, ROLE_QKV, 0)];
+        made += down->spec.out;
+        assert_int_equal(q->spec.out, heads * (c->plain + c->turns));
+        assert_int_equal(q->spec.in, c->query > 0 ? c->query : m->hidden);
+        assert_int_equal(l->weights[layout_find(l, ROLE_O, 0)].spec.in, heads * c->head);
+        for (int32_t h = 0; h < heads; h++) {
+            const struct local_weight *key = &l->weights[layout_find(l, ROLE_KEY_UP, last) + h];
+            const struct local_weight *value = &l->weights[layout_find(l, ROLE_VALUE_UP, last) + h];
+            assert_true(key->transposed && !value->transposed);
+            assert_int_equal(key->spec.out, c->value);
+            assert_int_equal(key->spec.in, c->plain);
+            assert_int_equal(value->spec.out, c->head);
+            assert_int_equal(value->spec.in, c->value);
+            assert_int_equal(key->slices[0].rows.begin,
+                             (l->heads.begin + h) * (c->plain + c->head));
+            assert_int_equal(value->slices[0].rows.begin, key->slices[0].rows.end);
+        }
+        assert_int_equal(layout_find(l, ROLE_QUERY_LATENT_NORM, 0) >= 0, c->query > 0);
+        assert_int_equal(layout_kv_bytes_per_token(m, f, r, DTYPE_BF16),
+                         heads > 0 ? 2 * m->layers * (c->value + c->turns) : 0);
+    }
+    assert_int_equal(made, c->query + c->value + c->turns);
+    if (placement_prove(weights, counts, ranks, &err) != OK)
+        fail_msg("%s, %d ranks: %s", mode, ranks, err.text);
+    for (int32_t r = 0; r < ranks; r++)
+        layout_close(layouts[r]);
+    flow_close(f);
+}
+
+static void test_latents(void **state)
+{
+    (void)state;
+    for (int32_t i = 0; i < 4; i++) {
+        struct model_config m = odd;
+        m.heads = i < 2 ? 5 : 12;
+        m.kv_heads = 1;
+        m.latent = (struct latent_config){
+            .query = i % 2 ? 40 : 0, .value = 48, .turns = 16, .plain = 32, .head = 64};
+        m.head_dim = m.latent.value + m.latent.turns;
+        for (int32_t ranks = 1; ranks <= 8; ranks++) {
+            check_latents(&m, "1d", ranks);
+            check_latents(&m, "1d_sp", ranks);
+        }
+    }
+}
+
 static void test_types_of_routers(void **state)
 {
     (void)state;
@@ -734,6 +796,7 @@ int main(void)
         cmocka_unit_test(test_corpus),
         cmocka_unit_test(test_layouts_tile),
         cmocka_unit_test(test_shared_experts),
+        cmocka_unit_test(test_latents),
         cmocka_unit_test(test_types_of_routers),
         cmocka_unit_test(test_arenas),
         cmocka_unit_test(test_leaves_fold_alike),

@@ -186,6 +186,7 @@ TESTED_BY = {
     "engine/load_watch.c": "tests/test_load_watch.c tests/blackbox/test_loading.py",
     "engine/model/layout.c": "tests/test_model.c",
     "engine/model/layout_fill.c": "tests/test_model.c",
+    "engine/model/rope.c": "tests/test_model.c",
     "engine/model/model.c": "tests/test_model.c",
     "engine/parallel/flow.c": "tests/test_modes.c tests/blackbox/test_modes.py",
     "engine/parallel/groups.c": "tests/test_mesh.c",
