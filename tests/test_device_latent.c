@@ -152,8 +152,8 @@ static void attend_alone(struct backend *b, const struct scene *s, const struct 
         const struct rows row = {1, s->slot + t, s->position + t, s->table, s->cols, t % 2 == 0, 0,
                                  0};
         const struct cview q = {qkv + (size_t)t * q_bytes, type_of(b, s->c->qkv), 1, s->width};
-        ok(backend_attend(b, (struct view){y, type_of(b, s->c->out), 1, s->out}, q, &s->heads, &s->how, &row,
-                          kv, 1, &err));
+        ok(backend_attend(b, (struct view){y, type_of(b, s->c->out), 1, s->out}, q, &s->heads,
+                          &s->how, &row, kv, 1, &err));
         assert_bits("row alone", y, out + (size_t)t * y_bytes, y_bytes / 4);
     }
     free(y);
@@ -177,7 +177,8 @@ static void attend_case(struct backend *b, const void *arg, float *out)
     }
     for (size_t i = 0; i < n; i++)
         dtype_store(data, type_of(b, c->qkv), i, given[i]);
-    const struct view qkv = {data, type_of(b, c->qkv), s.rows, s.width}, y = {results, type_of(b, c->out), s.rows, s.out};
+    const struct view qkv = {data, type_of(b, c->qkv), s.rows, s.width},
+                      y = {results, type_of(b, c->out), s.rows, s.out};
     const struct cview table = {s.angles, DTYPE_F32, s.rows, rotary};
     const struct qkv_rules rules = {c->bias ? s.bias : NULL, c->norm ? s.gain : NULL,
                                     c->norm ? s.gain + c->dim : NULL, 1e-5f, c->interleaved};
@@ -329,8 +330,8 @@ static void multiply(struct backend *b, const struct product *p, const float *x,
     const int32_t cols = c->heads * (c->in + c->kept),
                   y_cols = c->heads * (c->kept + c->out) + c->more;
     const struct cview from = {x + (ptrdiff_t)first * cols, F32, rows, cols};
-    ok(backend_head_linear(b, (struct view){y, type_of(b, c->y), rows, y_cols}, from, p->experts, c->kept,
-                           &err));
+    ok(backend_head_linear(b, (struct view){y, type_of(b, c->y), rows, y_cols}, from, p->experts,
+                           c->kept, &err));
 }
 
 static void product_case(struct backend *b, const void *arg, float *out)
@@ -445,12 +446,120 @@ static void test_norms(void **state UNUSED)
     }
 }
 
+/* ---- groups of experts ---- */
+
+struct group_case {
+    int32_t rows, experts, chosen, shared, groups, kept;
+    bool sigmoid, corrects, ties, not_a_number;
+};
+
+static double key_of(const struct group_case *c, const float *logit, const float *more, int32_t e)
+{
+    return !c->corrects ? (double)logit[e] : 1 / (1 + exp(-(double)logit[e])) + (double)more[e];
+}
+
+/* The lowest of the largest that is not taken. */
+static int32_t best_of(const double *key, const bool *taken, int32_t n)
+{
+    int32_t best = -1;
+    for (int32_t i = 0; i < n; i++)
+        if (!taken[i] && (best < 0 || key[i] > key[best]))
+            best = i;
+    return best;
+}
+
+/* taken[e]: by the words of struct routing_rules. */
+static void take_experts(const struct group_case *c, const float *logit, const float *more,
+                         bool *taken)
+{
+    const int32_t n = c->experts - c->shared, each = n / c->groups;
+    double key[BACKEND_EXPERTS_MAX], score[BACKEND_EXPERTS_MAX];
+    bool kept[BACKEND_EXPERTS_MAX] = {false}, out[BACKEND_EXPERTS_MAX] = {false};
+    for (int32_t e = 0; e < n; e++)
+        key[e] = key_of(c, logit, more, e);
+    for (int32_t g = 0; g < c->groups; g++) {
+        bool first[BACKEND_EXPERTS_MAX] = {false};
+        const int32_t best = best_of(key + g * each, first, each);
+        first[best] = true;
+        const int32_t second = c->corrects ? best_of(key + g * each, first, each) : -1;
+        score[g] = key[g * each + best] + (second < 0 ? 0 : key[g * each + second]);
+    }
+    for (int32_t i = 0; i < c->kept; i++)
+        kept[best_of(score, kept, c->groups)] = true;
+    for (int32_t e = 0; e < n; e++)
+        out[e] = !kept[e / each];
+    for (int32_t i = c->shared; i < c->chosen; i++) {
+        const int32_t best = best_of(key, out, n);
+        out[best] = taken[best] = true;
+    }
+}
+
+static void check_groups(struct backend *b, const struct group_case *c)
+{
+    const int32_t n = c->experts - c->shared;
+    const size_t pairs = (size_t)(c->rows * c->chosen);
+    float *logits = generated(81, (size_t)(c->rows * n)), *more = generated(82, (size_t)n);
+    float *share = guarded(pairs);
+    int32_t *expert = guarded(pairs);
+    for (int32_t i = 0; i < c->rows * n; i++)
+        logits[i] = c->not_a_number && i % 3 != 1 ? NAN
+                    : c->ties                     ? floorf(logits[i] * 2)
+                                                  : logits[i] * 5;
+    const struct routing_rules rules = {.sigmoid = c->sigmoid,
+                                        .among = true,
+                                        .scale = 1,
+                                        .correction = c->corrects ? more : NULL,
+                                        .groups = c->groups,
+                                        .kept = c->kept,
+                                        .shared = c->shared};
+    const struct routing r = {c->experts, c->chosen, expert, share};
+    ok(backend_route(b, &r, (struct cview){logits, F32, c->rows, n}, &rules, &err));
+    for (int32_t t = 0; t < c->rows; t++) {
+        bool taken[BACKEND_EXPERTS_MAX] = {false};
+        double sum = 0;
+        if (!c->not_a_number)
+            take_experts(c, logits + t * n, more, taken);
+        for (int32_t i = 0; i < c->chosen; i++) {
+            const int32_t e = expert[t * c->chosen + i];
+            assert_true(e >= 0 && e < c->experts && (i == 0 || e > expert[t * c->chosen + i - 1]));
+            if (!c->not_a_number && taken[e] != (e < n))
+                fail_msg("row %d of %d experts in %d groups takes %d", t, n, c->groups, e);
+            sum += e < n ? (double)share[t * c->chosen + i] : 0;
+        }
+        assert_true(c->not_a_number || fabs(sum - 1) < 1e-5);
+    }
+    guarded_free(logits, (size_t)(c->rows * n));
+    guarded_free(more, (size_t)n);
+    guarded_free(share, pairs);
+    guarded_free(expert, pairs);
+}
+
+static void test_groups(void **state UNUSED)
+{
+    static const struct group_case cases[] = {
+        {9, 256, 8, 0, 8, 4, .sigmoid = true, .corrects = true},
+        {33, 160, 6, 0, 8, 3, .sigmoid = false},
+        {5, 161, 7, 1, 8, 3, .sigmoid = true},
+        {7, 64, 4, 0, 1, 1, .corrects = true, .sigmoid = true},
+        {6, 64, 4, 0, 64, 4, .corrects = true, .sigmoid = true},
+        {6, 72, 8, 0, 36, 5, .sigmoid = false},
+        {3, 1024, 20, 0, 128, 3, .corrects = true, .sigmoid = true},
+        {40, 48, 6, 0, 6, 2, .ties = true},
+        {4, 80, 5, 0, 5, 2, .ties = true, .sigmoid = true},
+        {5, 62, 6, 2, 4, 2, .not_a_number = true},
+        {5, 64, 6, 0, 8, 2, .not_a_number = true, .corrects = true, .sigmoid = true}};
+    for (int i = subject_count + 1; nth_backend(i) != NULL; i++)
+        for (size_t k = 0; k < ARRAY_LEN(cases); k++)
+            check_groups(nth_backend(i), &cases[k]);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_decodes),  cmocka_unit_test(test_shapes),
         cmocka_unit_test(test_rules),    cmocka_unit_test(test_many),
-        cmocka_unit_test(test_products), cmocka_unit_test(test_norms)};
+        cmocka_unit_test(test_products), cmocka_unit_test(test_norms),
+        cmocka_unit_test(test_groups)};
     only(argc, argv);
     return cmocka_run_group_tests(tests, open_invariant_too, close_subjects);
 }

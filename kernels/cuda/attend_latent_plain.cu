@@ -30,41 +30,43 @@ DEVICE void load_keys(float *keys, const struct latent_args &l, const struct lat
     }
 }
 
-/* A cache block, of which the row sees one key at least. */
+/* A cache block, of which the row sees one key at least; each key's score is one lane's. */
 DEVICE void take_keys(struct plain_state &s, const float (&q)[EACH], const float *keys,
                       const struct latent_args &l, const struct latent_work &w, int32_t first)
 {
-    const int32_t lane = (int32_t)threadIdx.x % WARP, dim = l.a.kv.dim;
-    const int32_t seen = attend_first(&l.a, w.position);
-    float score[KEYS], top = s.ends.max;
-#pragma unroll
-    for (int j = 0; j < KEYS; j++) {
+    const int32_t lane = (int32_t)threadIdx.x % WARP, dim = l.a.kv.dim, key = first + lane;
+    float score = 0;
+#pragma unroll 4
+    for (int32_t j = 0; j < KEYS; j++) {
         float dot = 0;
 #pragma unroll
         for (int i = 0; i < EACH; i++)
             if (lane + WARP * i < dim)
                 dot = fmaf(q[i], keys[j * dim + lane + WARP * i], dot);
-        score[j] = reduce_lanes<WARP>(dot, plus());
-        if (l.a.softcap > 0)
-            score[j] = attend_capped(l.a, score[j]);
-        if (first + j < seen || first + j > w.position)
-            score[j] = -INFINITY;
-        top = fmaxf(top, score[j]);
+        dot = reduce_lanes<WARP>(dot, plus());
+        score = lane == j ? dot : score;
     }
+    if (l.a.softcap > 0)
+        score = attend_capped(l.a, score);
+    if (lane >= KEYS || key < attend_first(&l.a, w.position) || key > w.position)
+        score = -INFINITY;
+    const float top = reduce_lanes<WARP>(
+        fmaxf(s.ends.max, score), [](float a, float b) { return fmaxf(a, b); }); /* past a NaN */
     const float old = s.ends.max == top ? 1 : mma_exp2(s.ends.max - top);
+    const float weight = mma_exp2(score - top);
     s.ends.max = top;
-    s.ends.sum *= old;
+    s.ends.sum = fmaf(s.ends.sum, old, reduce_lanes<WARP>(weight, plus()));
 #pragma unroll
     for (int i = 0; i < EACH; i++)
         s.out[i] *= old;
-#pragma unroll
-    for (int j = 0; j < KEYS; j++) {
-        const float weight = mma_exp2(score[j] - top), *value = keys + (j + 1) * dim - l.latent;
-        s.ends.sum += weight;
+#pragma unroll 4
+    for (int32_t j = 0; j < KEYS; j++) {
+        const float by = __shfl_sync(ALL_LANES, weight, j),
+                    *value = keys + (j + 1) * dim - l.latent;
 #pragma unroll
         for (int i = 0; i < EACH; i++)
             if (lane + WARP * i < l.latent)
-                s.out[i] = fmaf(weight, value[lane + WARP * i], s.out[i]);
+                s.out[i] = fmaf(by, value[lane + WARP * i], s.out[i]);
     }
 }
 
