@@ -629,16 +629,19 @@ def attend_latents(attention, query, latent, turns, mask, scaling, **_):
     return torch.stack(result, 1)[None], None
 
 
-def held_logits(model, ids, dtype):
+def held_logits(model, ids, dtype, noise=None):
     """Of a float32 model whose keys and values are held in dtype; so is, with bfloat16, what is
-    multiplied with a weight."""
+    multiplied with a weight. noise: a generator of further errors of bfloat16's size."""
     linear = torch.nn.functional.linear
     attention = type(model.model.layers[0].self_attn)
     module, expand = sys.modules[attention.__module__], getattr(attention, "expand_kv", None)
     attend = module.eager_attention_forward
 
     def rounding(x, weight, bias=None):
-        return linear(x.to(dtype).float() if dtype == torch.bfloat16 else x, weight, bias)
+        x = x.to(dtype).float() if dtype == torch.bfloat16 else x
+        if noise:
+            x = x * (1 + (torch.rand(x.shape, generator=noise) - 0.5) / 128)
+        return linear(x, weight, bias)
 
     torch.nn.functional.linear = rounding
     if expand:
@@ -680,12 +683,16 @@ def greedy(model, prompt, give_up=False):
 
 
 def is_steady(spec, model, ids):
-    """Whether rounding to bfloat16 changes no choice of experts, or none that matters."""
+    """Whether rounding to bfloat16 changes no choice of experts, or none that matters; with latents,
+    which GPUs round in more places, nor does some noise."""
     if spec.dtype != "bfloat16" or "num_experts_per_tok" not in spec.extra:
         return True
     exact = prompt_logits(model, ids)
-    error = np.abs(held_logits(model, ids, torch.bfloat16) - exact).max()
-    return error <= MAX_HELD_ERROR * np.abs(exact).max()
+    trials = [None]
+    if "kv_lora_rank" in spec.extra:
+        trials += [torch.Generator().manual_seed(trial) for trial in range(5)]
+    return all(np.abs(held_logits(model, ids, torch.bfloat16, noise) - exact).max()
+               <= MAX_HELD_ERROR * np.abs(exact).max() for noise in trials)
 
 
 def search(spec):
