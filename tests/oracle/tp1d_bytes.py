@@ -260,7 +260,8 @@ def weight_elements(shape, ranks, rank):
 def kv_bytes_per_token(shape, ranks, rank, elem_size=4):
     """Bytes of keys and values that a rank keeps for one token, over all layers."""
     if shape.latent:
-        return shape.layers * (shape.latent.value + shape.latent.turns) * elem_size
+        cached = shape.latent.value + shape.latent.turns
+        return shape.layers * cached * elem_size * bool(block(shape.heads, ranks, rank))
     return 2 * shape.layers * len(kv_heads_of(shape, ranks, rank)) * shape.head_dim * elem_size
 
 
