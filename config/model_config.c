@@ -160,8 +160,8 @@ static void read_shared_width(struct reader *r, const struct model_config *m,
         reader_fail(r, "shared_expert_intermediate_size", wanted);
 }
 
-/* How tokens choose. norm_topk_prob of DeepSeek-V2, which no published model sets, means something
- * else to its own code than to others', and nothing to transformers. */
+/* How tokens choose. norm_topk_prob of DeepSeek-V2, which no published model sets to true, means
+ * something else to its own code than to others', and nothing to transformers. */
 static void expect_scores(struct reader *r, const struct mixture_config *x)
 {
     if (jdoc_get_value(r->object, "scoring_func"))
@@ -184,12 +184,22 @@ static bool wants_groups(struct reader *r, const struct mixture_config *x)
     return !greedy;
 }
 
+/* Is the key there, and says that there is none? */
+static bool is_null(const struct reader *r, const char *key)
+{
+    return jdoc_get(r->object, key) && !jdoc_get_value(r->object, key);
+}
+
 /* None where a token keeps all of them. */
 static void read_groups(struct reader *r, struct mixture_config *x)
 {
     const int32_t one = x->softmax ? -1 : 1; /* V2's class has no number of its own */
-    const int32_t groups = reader_int(r, "n_group", 1, 1024, x->groups > 0 ? x->groups : one);
-    const int32_t kept = reader_int(r, "topk_group", 1, 1024, x->kept > 0 ? x->kept : one);
+    const int32_t groups = is_null(r, "n_group")
+                               ? 1
+                               : reader_int(r, "n_group", 1, 1024, x->groups > 0 ? x->groups : one);
+    const int32_t kept = is_null(r, "topk_group")
+                             ? groups
+                             : reader_int(r, "topk_group", 1, 1024, x->kept > 0 ? x->kept : one);
     x->groups = x->kept = 0;
     if (r->st != OK)
         return;
@@ -387,8 +397,10 @@ static void read_heads(struct reader *r, const struct family *f, struct model_co
         reader_fail(r, "head_dim", "an even number from 2 to 512");
 }
 
-/* What the kernels compute (BACKEND_KEY_DIM_MAX, ROPE_PAIRS_MAX, BACKEND_EXPERTS_MAX). */
+/* What the kernels compute (BACKEND_KEY_DIM_MAX, BACKEND_HEAD_DIM_MAX, ROPE_PAIRS_MAX,
+ * BACKEND_EXPERTS_MAX). */
 #define LATENT_KEY_MAX 576
+#define LATENT_HEAD_MAX 512
 #define LATENT_TURNS_MAX (2 * ROPE_PAIRS_MAX)
 #define LATENT_HEADS_MAX 1024
 #define LATENT_UNIT 16
@@ -396,9 +408,8 @@ static void read_heads(struct reader *r, const struct family *f, struct model_co
 /* null, which is not the family's, where queries are made of the row. */
 static int32_t read_query_latent(struct reader *r, const struct family *f)
 {
-    const bool null =
-        jdoc_get(r->object, "q_lora_rank") && !jdoc_get_value(r->object, "q_lora_rank");
-    return null ? 0 : reader_int(r, "q_lora_rank", 1, 1 << 17, f->latent.query);
+    return is_null(r, "q_lora_rank") ? 0
+                                     : reader_int(r, "q_lora_rank", 1, 1 << 17, f->latent.query);
 }
 
 /* Keys and values of all heads are made of latents, so there are as many, and head_dim, which
@@ -410,10 +421,10 @@ static void read_latent(struct reader *r, const struct family *f, struct model_c
         const char *key;
         int32_t *to;
         int32_t max;
-    } sizes[] = {{"kv_lora_rank", &l->value, 512},
+    } sizes[] = {{"kv_lora_rank", &l->value, LATENT_HEAD_MAX},
                  {"qk_rope_head_dim", &l->turns, LATENT_TURNS_MAX},
-                 {"qk_nope_head_dim", &l->plain, 512},
-                 {"v_head_dim", &l->head, 512}};
+                 {"qk_nope_head_dim", &l->plain, LATENT_HEAD_MAX},
+                 {"v_head_dim", &l->head, LATENT_HEAD_MAX}};
     char all[80], most[96];
     *l = f->latent;
     l->query = read_query_latent(r, f);

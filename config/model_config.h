@@ -55,7 +55,7 @@ struct quant_config {
     int32_t rows, cols;
     int32_t inverse;   /* X_scale_inv; what is multiplied with all the same */
     int32_t zero_more; /* GPTQ: zeros are stored less one, modulo 2^bits */
-    int32_t left_out;  /* bit by enum plan_part: linears that come as values all the same */
+    int32_t left_out;  /* bit by enum role: linears that come as values all the same */
     int32_t widened;   /* integers and F4_E2M1 of a file: held as values, not as codes */
 };
 

@@ -143,13 +143,14 @@ void plan_modes_explain(const struct setup *s, int32_t rows, struct buf *out)
         v.phase = PLAN_PREFILL;
         explain_form(&v);
     }
-    buf_puts(out,
-             "Bytes a rank receives per layer for T rows (fp32 activations; h hidden, W weights of "
-             "the layer,\nS_in sum of the linears' inputs; attention's exchange and norms "
-             "besides):\n"
-             "  1d                   one-shot 2(P-1) T h 4, above 256 KiB 4(P-1)/P T h 4\n"
-             "  1d_sp                4(P-1)/P T h 4\n"
-             "  stationary (w,a,b)   T [4h(a-1) + (W/h)(b-1)] / P 4\n"
-             "  ... weights gathered and (w-1)/P W bytes stored\n"
-             "  summa q x q, depth d (q-1)/q^2 [T S_in/d 4 + W bytes stored]\n");
+    buf_puts(
+        out,
+        "Bytes a rank receives per layer for T rows (fp32 activations; h hidden, W weights of "
+        "the layer,\nS_in sum of the linears' inputs; exchanges of attention, latents and norms "
+        "besides):\n"
+        "  1d                   one-shot 2(P-1) T h 4, above 256 KiB 4(P-1)/P T h 4\n"
+        "  1d_sp                4(P-1)/P T h 4\n"
+        "  stationary (w,a,b)   T [4h(a-1) + (W/h)(b-1)] / P 4\n"
+        "  ... weights gathered and (w-1)/P W bytes stored\n"
+        "  summa q x q, depth d (q-1)/q^2 [T S_in/d 4 + W bytes stored]\n");
 }

@@ -602,8 +602,8 @@ static enum status check_packed(const struct checkpoint *c, const struct local_w
         if (!t && i == PACKED_CODES && checkpoint_find(c, s->tensor))
             return base_fail(
                 err, ERR_MODEL,
-                "%.200s: tensor %s is not quantised, as its like of the first layer "
-                "is; expected %s: linears that differ between layers are not supported",
+                "%.200s: tensor %s is not quantised, as others are that are held as it is (the "
+                "first layer\'s, those of one product, experts beside shared ones); expected %s",
                 c->files.dir, s->tensor, part.tensor);
         if (!t)
             return missing(c, part.tensor, err);

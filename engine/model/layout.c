@@ -116,6 +116,8 @@ static const struct param params[] = {
 
 /* Roles of linears are their parts of a plan. */
 _Static_assert((int)ROLE_HEAD == PLAN_HEAD && (int)ROLE_LATENT == PLAN_LATENT, "roles");
+/* Those that may come as codes are bits of left_out. */
+_Static_assert(ROLE_VALUE_UP < 31, "bits");
 
 /* The plan says nothing about these. */
 static bool is_beside(enum role role)
@@ -232,7 +234,7 @@ void layout_left_out(const struct checkpoint *c, struct model_config *m)
     char name[PLACEMENT_NAME_MAX];
     for (size_t i = 0; i < ARRAY_LEN(params) && m->quant.form != QUANT_BYTES; i++) {
         const struct param *p = &params[i];
-        if (!has_param(m, p) || !param_is_coded(m, p))
+        if (!has_param(m, p) || !param_is_coded(m, p) || param_is_shared(p))
             continue;
         layout_fill_name(name, p->tensors[0],
                          (struct which){param_is_dense(p->role) ? 0 : m->mixture.dense, 0});

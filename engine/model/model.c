@@ -551,7 +551,7 @@ static struct parallel_weight first_of(const struct layer *l)
 }
 
 /* One decoder layer. x: the residual stream; rows: those of this rank in attention, for the layer's
- * group. *n is the input of QKV on entry, and on return the input of `next`, normed with `gain`. */
+ * group. *n is the input of first_of on entry, and on return that of `next`, normed with `gain`. */
 static enum status layer_forward(struct model *m, const struct layer *l, const struct rows *rows,
                                  struct view x, struct view *n, const float *gain,
                                  struct parallel_weight next, struct err *err)

@@ -590,13 +590,14 @@ static double bytes_cost(const struct flow *f, enum plan_phase phase, int32_t ro
 static enum status check_gathered(const struct flow *f, const struct plan *plan,
                                   const struct plan_layer *layer, struct err *err)
 {
-    for (int32_t part = 0; part < PLAN_PARTS; part++)
+    for (int32_t part = 0; part < PLAN_LINEARS; part++)
         if (f->phase[PLAN_DECODE].linear[part].gathered &&
             dtype_is_scaled(type_of(f, (enum plan_part)part)))
             return base_fail(err, ERR_USAGE,
                              "%s: %s: quantised weights are not gathered; use cached weights, or "
                              "none that are quantised",
-                             plan_where(plan), layer->name[part]);
+                             plan_where(plan),
+                             part < PLAN_PARTS ? layer->name[part] : layer->name[PLAN_QKV]);
     return OK;
 }
 
@@ -619,7 +620,8 @@ static enum status check_mixture(const struct flow *f, const struct plan *plan, 
     return OK;
 }
 
-/* Of the rows that queries are made of, latents are made, too, afterwards. */
+/* Of the rows that queries are made of, latents are made, too, afterwards. (Today's models are all
+ * mixtures, which are refused before in the layouts where this is not so.) */
 static enum status check_latents(const struct flow *f, const struct plan *plan, struct err *err)
 {
     for (int32_t phase = 0; phase < PLAN_PHASES && f->latent.value > 0; phase++)

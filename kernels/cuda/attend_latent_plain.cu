@@ -1,7 +1,7 @@
-/* DESIGN: attention over latents whose keys are fp32, or where a multiprocessor has no room for what
- * tensor cores work on (attend_latent.cu): exact to what fp32 is, and no more than that. A block has
- * four query heads of a row, a warp each, and a cache block of keys in shared memory, in fp32, that all
- * of them read. Splits are those of attend_latent.cu. */
+/* DESIGN: attention over latents whose keys are fp32, or where a multiprocessor has no room for
+ * what tensor cores work on (attend_latent.cu): exact to what fp32 is, and no more than that. A
+ * block has four query heads of a row, a warp each, and a cache block of keys in shared memory, in
+ * fp32, that all of them read. Splits are those of attend_latent.cu. */
 #include "kernels/cuda/attend_latent.cuh"
 
 #define HEADS 4 /* of a block, a warp each */

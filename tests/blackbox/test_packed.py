@@ -403,7 +403,7 @@ def test_layers_that_differ(tmp_path):
 
     model = packed.quantized(tmp_path / "m", checkpoint.DEMO, FORMS["gptq"], left_out)
     line = refused(3, "plan", model)
-    assert DOWN + "weight is not quantised, as its like of the first layer is" in line
+    assert DOWN + "weight is not quantised, as others are that are held as it is" in line
 
 
 def test_rows_that_fill_no_words(tmp_path):

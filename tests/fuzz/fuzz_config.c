@@ -113,7 +113,7 @@ static void check_latents(const struct model_config *m)
     CHECK(has_latents(m) == (l->value > 0));
     if (!has_latents(m))
         return;
-    CHECK(in(l->query, 0, 1 << 17) && in(l->value, 16, 560) && in(l->turns, 16, 512));
+    CHECK(in(l->query, 0, 1 << 17) && in(l->value, 16, 512) && in(l->turns, 16, 512));
     CHECK(in(l->plain, 16, 512) && in(l->head, 16, 512) && l->latent_eps > 0);
     CHECK(l->value % 16 == 0 && l->turns % 16 == 0 && l->plain % 16 == 0 && l->head % 16 == 0);
     CHECK(m->kv_heads == 1 && m->heads <= 1024 && m->rotary_dim == l->turns);

@@ -411,13 +411,14 @@ SPECS = (
                 "num_experts_per_tok": 3, "q_lora_rank": 24, "qk_nope_head_dim": 48,
                 "qk_rope_head_dim": 16, "rms_norm_eps": 1e-3, "v_head_dim": 64}),
     # Columns in whole groups of 32, so that codes can be made of every linear.
-    Spec("deepseek_v3_bf16", 333, "bfloat16", tied=False, vocab=227, hidden=64, layers=3, heads=4,
+    Spec("deepseek_v3_bf16", 5239, "bfloat16", tied=False, vocab=227, hidden=64, layers=3, heads=4,
          kv_heads=4, mlp=96, head_dim=16, family="DeepseekV3", model_type="deepseek_v3",
          omit=("head_dim",), scaling={**DEEPSEEK_YARN, "rope_type": "yarn"},
          extra={**DEEPSEEK_V3, "first_k_dense_replace": 1, "kv_lora_rank": 64,
                 "moe_intermediate_size": 32, "n_routed_experts": 16, "n_shared_experts": 2,
                 "num_experts_per_tok": 4, "q_lora_rank": 32, "qk_nope_head_dim": 48,
-                "qk_rope_head_dim": 16, "rms_norm_eps": 1e-6, "v_head_dim": 32}),
+                "qk_rope_head_dim": 16, "rms_norm_eps": 1e-6, "routed_scaling_factor": 0.5,
+                "v_head_dim": 32}),
     # As GLM-4.7-Flash's file: heads' values wider than what does not turn of their keys, one group.
     # That the first layer has none is what transformers takes for granted without the list.
     Spec("glm4_moe_lite_f32", 17, "float32", tied=False, vocab=237, hidden=60, layers=3, heads=5,
@@ -640,7 +641,7 @@ def held_logits(model, ids, dtype, noise=None):
     def rounding(x, weight, bias=None):
         x = x.to(dtype).float() if dtype == torch.bfloat16 else x
         if noise:
-            x = x * (1 + (torch.rand(x.shape, generator=noise) - 0.5) / 128)
+            x = x * (1 + (torch.rand(x.shape, generator=noise) - 0.5) / 256)
         return linear(x, weight, bias)
 
     torch.nn.functional.linear = rounding
