@@ -651,6 +651,8 @@ static void test_forms(void **state)
         {"<function=name>{...}</function>", ANSWER_CALLS_NONE, false},
         {"<tool_call>\\n<function=name>\\n<parameter=", ANSWER_CALLS_QWEN3_CODER, false},
         {"<tool_call>{name}\\n<arg_key>", ANSWER_CALLS_GLM45, false},
+        {"{{ '<minimax:tool_call>' }}<invoke name=\"", ANSWER_CALLS_MINIMAX_M2, false},
+        {"<minimax:tool_call>...</minimax:tool_call>", ANSWER_CALLS_NONE, false},
         {"{{ '[TOOL_CALLS][' }}", ANSWER_CALLS_MISTRAL, false},
         {"{{ '[TOOL_CALLS]' + name + '[ARGS]' }}", ANSWER_CALLS_MISTRAL_ARGS, false},
         {"Respond in the format {\"name\": function name, \"parameters\": dictionary of ...}",

@@ -1,5 +1,5 @@
-/* Calls between tags, as the chat templates of GLM-4.5 and Qwen3-Coder have the model write them:
- * the same parts whatever pieces the text comes in. */
+/* Calls between tags, as the chat templates of GLM-4.5, Qwen3-Coder and MiniMax-M2 have the model
+ * write them: the same parts whatever pieces the text comes in. */
 #include "server/answer/answer.h"
 #include "server/answer/call_types.h"
 #include "tests/scratch.h"
@@ -8,6 +8,8 @@
 
 #define GLM ANSWER_CALLS_GLM45
 #define CODER ANSWER_CALLS_QWEN3_CODER
+#define MINIMAX ANSWER_CALLS_MINIMAX_M2
+#define MM(text) "<minimax:tool_call>" text "</minimax:tool_call>"
 
 /* f's x is a text, its y a text or null. */
 static const char types[] = "f\0x\0t"
@@ -69,6 +71,23 @@ static const struct example {
     {CODER, "<tool_call><function=f><parameter=n>1</function>",
      "<tool_call><function=f><parameter=n>1</function>"},
     {CODER, "<function=f></function>", "<function=f></function>"},
+
+    {MINIMAX,
+     "Hm.\n" MM("\n<invoke name=\"f\">\n<parameter name=\"x\">5\n</parameter>\n<parameter "
+                "name=\"n\">[1.10, \"a\"]</parameter>\n</invoke>\n"),
+     "Hm.|f {\"x\": \"5\\n\", \"n\": [1.10, \"a\"]}"},
+    /* several between the same tags, and more tags */
+    {MINIMAX,
+     MM("\n<invoke name=\"f\">\n</invoke>\n<invoke name=\"g\"><parameter "
+        "name=\"n\">2</parameter></invoke>") "\n" MM("<invoke name=\"h\"></invoke>") "\nDone.",
+     "Done.|f {}|g {\"n\": 2}|h {}"},
+    {MINIMAX, "<minimax:tool_call><invoke name=\"f\"></invoke><invoke name=\"g\"></invoke>",
+     "|f {}|g {}"},
+    {MINIMAX, MM("\n{\"name\": \"f\", \"arguments\": {\"x\": 5}}\n"), "|f {\"x\": 5}"},
+    {MINIMAX, "<tool_call><invoke name=\"f\"></invoke></tool_call>",
+     "<tool_call><invoke name=\"f\"></invoke></tool_call>"},
+    {MINIMAX, MM("<invoke name=f></invoke>"), MM("<invoke name=f></invoke>")},
+    {MINIMAX, "<minimax:tool_call><invoke name=\"f\"></invoke><invoke na", "<invoke na|f {}"},
 };
 
 struct seen {
@@ -151,6 +170,7 @@ static void test_linear(void **state)
         {GLM, "", "<tool_call>f<arg_key>"},
         {CODER, "", "<tool_call><function=f><parameter=n>"},
         {CODER, "<tool_call><function=f><parameter=n>", "</paramete</paramete"},
+        {MINIMAX, "", "<minimax:tool_call><invoke name=\"f\"><parameter name=\"n\">"},
     };
     (void)state;
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {

@@ -326,15 +326,20 @@ static bool read_closing(struct answer *a)
     a->at = i;
     if (i == a->pending.len)
         return false;
+    const struct call_tags *tags = a->syntax->tags;
     const enum mark_match close = a->syntax->close ? match(a, i, a->syntax->close) : MARK_NO,
-                          open = match(a, i, a->syntax->open);
-    if (close == MARK_PERHAPS || open == MARK_PERHAPS)
+                          open = match(a, i, a->syntax->open),
+                          more = tags && tags->several ? match(a, i, tags->name) : MARK_NO;
+    if (close == MARK_PERHAPS || open == MARK_PERHAPS || more == MARK_PERHAPS)
         return false;
     if (close == MARK_YES) {
         a->at += strlen(a->syntax->close);
     } else if (open == MARK_YES) {
         a->in_list = false;
         begin_mark(a, i);
+    } else if (more == MARK_YES) {
+        a->value = i;
+        begin_tags(a);
     } else if (*text_at(a, i) == '{' && (a->in_list || a->syntax->leads)) {
         begin_value(a, i);
     } else if (*text_at(a, i) == ']' && a->in_list) {

@@ -22,16 +22,29 @@ static const struct call_tags coder_tags = {.name = "<function=",
                                             .end = "</function>",
                                             .lines = true};
 
-#define HERMES                                                                                     \
-    .open = "<tool_call>", .close = "</tool_call>", .before = "<tool_call>\n{\"name\": \"",        \
-    .after = "\", \"arguments\":", .end = "}", .last = "\n</tool_call>",                           \
-    .again = "\n</tool_call>\n<tool_call>\n{\"name\": \"", .may_stay_open = true
+static const struct call_tags minimax_tags = {.name = "<invoke name=\"",
+                                              .name_end = "\">",
+                                              .key = "<parameter name=\"",
+                                              .key_end = "\">",
+                                              .value = "",
+                                              .value_end = "</parameter>",
+                                              .end = "</invoke>",
+                                              .several = true};
+
+/* Objects between tags. */
+#define TAGGED(tag)                                                                                \
+    .open = "<" tag ">", .close = "</" tag ">", .before = "<" tag ">\n{\"name\": \"",              \
+    .after = "\", \"arguments\":", .end = "}", .last = "\n</" tag ">",                             \
+    .again = "\n</" tag ">\n<" tag ">\n{\"name\": \"", .may_stay_open = true
+#define HERMES TAGGED("tool_call")
+#define MINIMAX "minimax:tool_call"
 
 static const struct answer_syntax syntaxes[ANSWER_CALLS_COUNT] = {
     [ANSWER_CALLS_NONE] = {.name = "none"},
     [ANSWER_CALLS_HERMES] = {.name = "hermes", HERMES},
     [ANSWER_CALLS_GLM45] = {.name = "glm45", .tags = &glm_tags, HERMES},
     [ANSWER_CALLS_QWEN3_CODER] = {.name = "qwen3_coder", .tags = &coder_tags, HERMES},
+    [ANSWER_CALLS_MINIMAX_M2] = {.name = "minimax_m2", .tags = &minimax_tags, TAGGED(MINIMAX)},
     [ANSWER_CALLS_LLAMA3] = {.name = "llama3_json",
                              .open = "<|python_tag|>",
                              .before = "{\"name\": \"",
@@ -143,6 +156,8 @@ static bool contains(const char *text, size_t n, const char *part)
 static enum answer_calls calls_of_template(const char *text, size_t n)
 {
     const bool tagged = contains(text, n, "<tool_call>");
+    if (contains(text, n, MINIMAX) && contains(text, n, "<invoke name="))
+        return ANSWER_CALLS_MINIMAX_M2;
     if (tagged && contains(text, n, "<arg_key>"))
         return ANSWER_CALLS_GLM45;
     if (tagged && contains(text, n, "<function=") && contains(text, n, "<parameter="))

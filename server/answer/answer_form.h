@@ -26,7 +26,8 @@ enum answer_calls {
     ANSWER_CALLS_MISTRAL_ARGS, /* [TOOL_CALLS]name[ARGS]{...}, since 2025; either is read as both */
     ANSWER_CALLS_OPENAI,       /* a message of the harmony format to functions.name (harmony.h) */
     ANSWER_CALLS_GLM45, /* name and arguments between tags (call_tags.h); one that has to be */
-    ANSWER_CALLS_QWEN3_CODER, /* is begun as Hermes has it, as which both are read, too */
+    ANSWER_CALLS_QWEN3_CODER, /* is begun as Hermes has it, as which all of them are read, too, */
+    ANSWER_CALLS_MINIMAX_M2,  /* within the tags of the model */
     ANSWER_CALLS_COUNT
 };
 
@@ -64,8 +65,8 @@ struct answer_syntax {
     const struct call_tags *tags; /* or name and arguments between these; NULL: not so */
 };
 
-/* "none", "hermes", "llama3_json", "mistral" (both), "openai", "glm45", "qwen3_coder". named: false
- * for any other name. */
+/* "none", "hermes", "llama3_json", "mistral" (both), "openai", "glm45", "qwen3_coder",
+ * "minimax_m2". named: false for any other name. */
 const char *answer_calls_name(enum answer_calls calls);
 bool answer_calls_named(const char *name, enum answer_calls *out);
 const struct answer_syntax *answer_syntax(enum answer_calls calls);

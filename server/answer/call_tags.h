@@ -1,5 +1,5 @@
-/* A call of a tool whose name and arguments stand between tags, as GLM-4.5 and Qwen3-Coder write
- * it (their chat templates):
+/* A call of a tool whose name and arguments stand between tags, as GLM-4.5, Qwen3-Coder and
+ * MiniMax-M2 write it (their chat templates):
  *
  *   <tool_call>NAME
  *   <arg_key>KEY</arg_key>
@@ -13,6 +13,12 @@
  *   </parameter>
  *   </function>
  *   </tool_call>
+ *
+ *   <minimax:tool_call>
+ *   <invoke name="NAME">
+ *   <parameter name="KEY">VALUE</parameter>
+ *   </invoke>
+ *   </minimax:tool_call>
  *
  * Of a value only texts are without quotes; what else it is, is JSON. What is a text, the tool's
  * schema says; where it does not, what is no JSON is one. Pure. */
@@ -32,6 +38,7 @@ struct call_tags {
     const char *value, *value_end; /* value "": none */
     const char *end;               /* NULL: the call ends with what closes it, which is left */
     bool lines;                    /* a value has a newline before it and one behind it */
+    bool several;                  /* another call may follow before what closes them */
     bool tokens;                   /* those of keys and values may be control tokens */
 };
 

@@ -31,6 +31,10 @@ GLM45 = ("{% for c in calls %}{{ '\n' if not loop.first or before }}<tool_call>{
 CODER = ("{% for c in calls %}{{ '\n' if not loop.first or before }}<tool_call>\n"
          "<function={{ c.name }}>\n{% for k, v in c.arguments.items() %}<parameter={{ k }}>\n"
          f"{VALUE}\n</parameter>\n{{% endfor %}}</function>\n</tool_call>{{% endfor %}}")
+MINIMAX = ("{{ '\n' if before }}<minimax:tool_call>\n{% for c in calls %}"
+           '<invoke name="{{ c.name }}">\n{% for k, v in c.arguments.items() %}'
+           f'<parameter name="{{{{ k }}}}">{VALUE}</parameter>\n{{% endfor %}}</invoke>\n'
+           "{% endfor %}</minimax:tool_call>")
 # By parser: forms of calls, and text that may come before them.
 FORMATS = {
     "hermes": {"hermes": (HERMES, "Let me see.")},
@@ -39,14 +43,19 @@ FORMATS = {
     "mistral_args": {"mistral_args": (MISTRAL_ARGS, "Let me see.")},
     "glm45": {"glm45": (GLM45, "Let me see.")},
     "qwen3_coder": {"qwen3_coder": (CODER, "Let me see.")},
+    "minimax_m2": {"minimax_m2": (MINIMAX, "Let me see.")},
 }
 # What a call that has to be begins with, up to any name, and up to the arguments.
 BEGINS = {"hermes": ('<tool_call>\n{"name": "', 'rain", "arguments":'),
           "llama3_json": ('{"name": "', 'rain", "parameters":'),
           "mistral": ('[TOOL_CALLS][{"name": "', 'rain", "arguments":'),
           "mistral_args": ("[TOOL_CALLS]", "rain[ARGS]")}
-for name in "glm45", "qwen3_coder":  # which are held to another form
-    BEGINS[name] = BEGINS["hermes"]
+# Which are held to another form.
+HELD = {"glm45": HERMES, "qwen3_coder": HERMES,
+        "minimax_m2": HERMES.replace("tool_call", "minimax:tool_call")}
+for name, held in HELD.items():
+    BEGINS[name] = (f'<{"minimax:" if held != HERMES else ""}tool_call>\n{{"name": "',
+                    BEGINS["hermes"][1])
 LLAMA3_SAYS = '{"name": function name, "parameters": dictionary of argument name and its value}'
 
 RAIN = {"name": "rain",
@@ -70,7 +79,7 @@ def write_calls(form, calls):
 
 def held_form(name, form):
     """Of calls that are held to a grammar."""
-    return HERMES if BEGINS[name] == BEGINS["hermes"] else form
+    return HELD.get(name, form)
 
 
 (QWEN,) = FORMATS["hermes"].values()
@@ -148,7 +157,8 @@ def write_model(directory, parser, special=False, chat_template=None):
     """special: tags are control tokens, too, as some models have it."""
     document = oracle.finish(oracle.qwen(), [
         *(AddedToken(name, special=special, normalized=False)
-          for name in ("<tool_call>", "</tool_call>", "<think>", "</think>")),
+          for name in ("<tool_call>", "</tool_call>", "<think>", "</think>",
+                       "<minimax:tool_call>", "</minimax:tool_call>")),
         AddedToken(LONG, special=False, normalized=False),
         *(AddedToken(name, special=True, normalized=False)
           for name in ("[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<arg_key>", "</arg_key>",
@@ -546,7 +556,7 @@ def test_texts_between_tags_are_what_the_schema_says(serve, tmp_path):
               "list": ["</x>"]}
     tools = [{"type": "function", "function": {
         "name": "rain", "parameters": {"type": "object", "properties": types}}}]
-    for parser in "glm45", "qwen3_coder":
+    for parser in HELD:
         each = Parrot(serve(write_model(tmp_path, parser), "--served-model-name", "m"))
         (form,) = FORMATS[parser].values()
         for given in values, {**values, "note": "12", "zip": " true\n"}:
