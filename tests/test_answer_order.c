@@ -15,7 +15,8 @@ static const struct answer_form
     thinks = {.calls = ANSWER_CALLS_HERMES, .reasoning = true},
     llama3 = {.calls = ANSWER_CALLS_LLAMA3}, mistral = {.calls = ANSWER_CALLS_MISTRAL},
     args = {.calls = ANSWER_CALLS_MISTRAL_ARGS}, glm45 = {.calls = ANSWER_CALLS_GLM45},
-    coder = {.calls = ANSWER_CALLS_QWEN3_CODER},
+    coder = {.calls = ANSWER_CALLS_QWEN3_CODER}, v3 = {.calls = ANSWER_CALLS_DEEPSEEK_V3},
+    v31 = {.calls = ANSWER_CALLS_DEEPSEEK_V31},
     harmony = {.calls = ANSWER_CALLS_OPENAI, .harmony = true, .reasoning = true},
     controls = {.calls = ANSWER_CALLS_OPENAI, .harmony = true, .reasoning = true, .controls = true},
     drops = {
@@ -123,6 +124,7 @@ static void test_many(void **state)
 #define HERMES_ONE HERMES_BEGUN "f\", \"arguments\": {}}\n</tool_call>"
 #define LLAMA3_NAMED "{\"name\": \"f\", \"parameters\":"
 #define MISTRAL_NAMED "[TOOL_CALLS][{\"name\": \"f\", \"arguments\":"
+#define DEEPSEEK_BEGUN "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
 #define HARMONY_BEGUN "<|channel|>commentary to=functions."
 #define HARMONY_NAMED HARMONY_BEGUN "f <|constrain|>json<|message|>"
 
@@ -166,6 +168,18 @@ static const struct begun {
     {&args, "[TOOL_CALLS]f[ARGS]", "{\"x\"", "|f {\"x\"", false},
     {&args, "[TOOL_CALLS]f[ARGS]", "{}[TOOL_C", "|f {}", true},
     {&args, "[TOOL_CALLS]f[ARGS]", "{}[TOOL_CALLS]g[ARGS]{", "|f {}|g {", false},
+    {&v31, DEEPSEEK_BEGUN, "", "", true},
+    {&v31, DEEPSEEK_BEGUN, "f", "", true},
+    {&v31, DEEPSEEK_BEGUN, "f<｜tool▁sep｜>", "|f ", false},
+    {&v31, DEEPSEEK_BEGUN "f<｜tool▁sep｜>", "{\"x\"", "|f {\"x\"", false},
+    {&v31, DEEPSEEK_BEGUN "f<｜tool▁sep｜>", "{}<｜tool▁call▁e", "|f {}", true},
+    {&v31, DEEPSEEK_BEGUN "f<｜tool▁sep｜>", "{}<｜tool▁call▁end｜><｜tool▁call▁begin｜>g", "|f {}",
+     true},
+    {&v3, DEEPSEEK_BEGUN "function<｜tool▁sep｜>", "f\n``", "|f ", false},
+    {&v3, DEEPSEEK_BEGUN "function<｜tool▁sep｜>f\n```json\n", "{}\n``", "|f {}", true},
+    {&v3, DEEPSEEK_BEGUN "function<｜tool▁sep｜>f\n```json\n", "{}\n```<｜", "|f {}", true},
+    {&v3, DEEPSEEK_BEGUN "function<｜tool▁sep｜>f\n```json\n",
+     "{}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>func", "|f {}", true},
     {&harmony, HARMONY_BEGUN, "f", "", true},
     {&harmony, HARMONY_BEGUN, "f ", "", true},
     {&harmony, HARMONY_BEGUN, "f <|con", "", true},

@@ -11,6 +11,15 @@
 #define MINIMAX ANSWER_CALLS_MINIMAX_M2
 #define MM(text) "<minimax:tool_call>" text "</minimax:tool_call>"
 
+#define V3 ANSWER_CALLS_DEEPSEEK_V3
+#define V31 ANSWER_CALLS_DEEPSEEK_V31
+#define ALL "<｜tool▁calls▁begin｜>"
+#define ALL_END "<｜tool▁calls▁end｜>"
+#define ONE "<｜tool▁call▁begin｜>"
+#define ONE_END "<｜tool▁call▁end｜>"
+#define SEP "<｜tool▁sep｜>"
+#define V3_CALL(name, arguments) ONE "function" SEP name "\n```json\n" arguments "\n```" ONE_END
+
 /* f's x is a text, its y a text or null. */
 static const char types[] = "f\0x\0t"
                             "f\0y\0n";
@@ -88,6 +97,29 @@ static const struct example {
      "<tool_call><invoke name=\"f\"></invoke></tool_call>"},
     {MINIMAX, MM("<invoke name=f></invoke>"), MM("<invoke name=f></invoke>")},
     {MINIMAX, "<minimax:tool_call><invoke name=\"f\"></invoke><invoke na", "<invoke na|f {}"},
+
+    {V31, "Hm.\n" ALL ONE "f" SEP "{\"x\": 5}" ONE_END ONE "a.b-c" SEP "{}" ONE_END ALL_END,
+     "Hm.|f {\"x\": 5}|a.b-c {}"},
+    {V31, ALL ONE "f" SEP " {\"x\": \"" ONE_END "\"}\n" ONE_END "\n" ALL_END "\nDone.",
+     "Done.|f {\"x\": \"" ONE_END "\"}"},
+    {V31, ALL ONE "f" SEP "{}" ONE_END ALL ONE "g" SEP "{}" ONE_END, "|f {}|g {}"},
+    {V31, ALL ONE "f" SEP "{}", "|f {}"},
+    {V3, ALL V3_CALL("f", "{\"n\": 1.10}") "\n" V3_CALL("g", "{}") ALL_END,
+     "|f {\"n\": 1.10}|g {}"},
+    {V3, ALL V3_CALL("f", "{\n  \"n\": 1\n}") ALL_END "More.", "More.|f {\n  \"n\": 1\n}"},
+    /* JSON in a frame's place is one, too */
+    {V31, ALL "{\"name\": \"f\"}" ALL_END, "|f {}"},
+    /* not calls */
+    {V31, ONE "f" SEP "{}" ONE_END, ONE "f" SEP "{}" ONE_END},
+    {V31, ALL "f" SEP "{}", ALL "f" SEP "{}"},
+    {V31, ALL ONE SEP "{}" ONE_END, ALL ONE SEP "{}" ONE_END},
+    {V31, ALL ONE "two words" SEP "{}", ALL ONE "two words" SEP "{}"},
+    {V31, ALL ONE "f" SEP "[1]" ONE_END, ALL ONE "f" SEP "[1]" ONE_END},
+    {V31, ALL ONE "f" SEP "{\"n\": ", ALL ONE "f" SEP "{\"n\": "},
+    {V31, ALL ONE "f", ALL ONE "f"},
+    {V31, ALL ONE "f" SEP "{}" ONE_END "<｜tool", "<｜tool|f {}"},
+    {V3, ALL ONE "f" SEP "{}" ONE_END, ALL ONE "f" SEP "{}" ONE_END},
+    {V3, ALL V3_CALL("f", "{}") "```", "```|f {}"},
 };
 
 struct seen {
@@ -171,6 +203,8 @@ static void test_linear(void **state)
         {CODER, "", "<tool_call><function=f><parameter=n>"},
         {CODER, "<tool_call><function=f><parameter=n>", "</paramete</paramete"},
         {MINIMAX, "", "<minimax:tool_call><invoke name=\"f\"><parameter name=\"n\">"},
+        {V31, "", ALL ONE "f"},
+        {V3, ALL ONE "function" SEP, "ffffffffffffffffffffffffffffffff"},
     };
     (void)state;
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {

@@ -80,15 +80,21 @@ static size_t skip_lines(const struct answer *a, size_t i)
     return i;
 }
 
-static enum mark_match match(const struct answer *a, size_t i, const char *mark)
-{
-    return mark_match(text_at(a, i), a->pending.len - i, mark, a->finished);
-}
-
-/* Does the text end within the mark? Even if no more comes. */
+/* Does the text end within the mark? Even if no more comes; within a character of it, too, in whose
+ * place there is U+FFFD then. */
 static bool may_be(const struct answer *a, size_t i, const char *mark)
 {
-    return mark && mark_match(text_at(a, i), a->pending.len - i, mark, false) == MARK_PERHAPS;
+    static const char lost[] = "\xef\xbf\xbd";
+    size_t n = a->pending.len - i;
+    if (n > strlen(lost) && memcmp(text_at(a, a->pending.len - strlen(lost)), lost, 3) == 0)
+        n -= strlen(lost);
+    return mark && mark_match(text_at(a, i), n, mark, false) == MARK_PERHAPS;
+}
+
+static enum mark_match match(const struct answer *a, size_t i, const char *mark)
+{
+    const enum mark_match m = mark_match(text_at(a, i), a->pending.len - i, mark, a->finished);
+    return m == MARK_NO && !a->finished && may_be(a, i, mark) ? MARK_PERHAPS : m;
 }
 
 /* Where the mark begins or may begin; else the end. */
@@ -282,6 +288,33 @@ static bool read_name(struct answer *a, size_t begin)
     return begin_value(a, i);
 }
 
+/* The next of several calls, from its first mark on. */
+static bool read_framed(struct answer *a, size_t i)
+{
+    const struct answer_frame *f = a->syntax->frame;
+    enum mark_match m = match(a, i, f->name);
+    const size_t begin = i + strlen(f->name), end = m == MARK_YES ? skip_name(a, begin) : i;
+    if (m == MARK_YES &&
+        (end - begin > CALL_NAME_BYTES_MAX || (end == begin && end < a->pending.len)))
+        return give_up(a, a->value);
+    if (m == MARK_YES && a->forced && a->finished &&
+        (end == a->pending.len || may_be(a, end, f->arguments)))
+        return give_cut_name(a, begin, end);
+    if (m == MARK_YES)
+        m = match(a, end, f->arguments);
+    if (m == MARK_PERHAPS || may_be(a, end, m == MARK_NO ? f->name : NULL))
+        return a->finished && give_cut(a, false);
+    i = m == MARK_YES ? skip_space(a, end + strlen(f->arguments)) : i;
+    if (m != MARK_YES || (i < a->pending.len && *text_at(a, i) != '{'))
+        return give_up(a, a->value);
+    memcpy(a->name, text_at(a, begin), end - begin);
+    a->name[end - begin] = '\0';
+    if (i < a->pending.len)
+        return begin_value(a, i);
+    a->value = a->finished ? i : a->value;
+    return a->finished && give_cut(a, true);
+}
+
 static bool read_marked(struct answer *a)
 {
     const size_t i = skip_space(a, a->value);
@@ -299,6 +332,8 @@ static bool read_marked(struct answer *a)
     }
     if (a->syntax->tags)
         return begin_tags(a);
+    if (a->syntax->frame)
+        return read_framed(a, i);
     return a->syntax->varied && !a->in_list ? read_name(a, i) : give_up(a, a->value);
 }
 
@@ -310,11 +345,41 @@ static bool begin_mark(struct answer *a, size_t i)
     return true;
 }
 
+/* Of several in frames: what ends one, or the next one. NO: it is neither. */
+static enum mark_match read_frame_end(struct answer *a, size_t i)
+{
+    const struct answer_frame *f = a->syntax->frame;
+    const enum mark_match fence = *f->fence ? match(a, i, f->fence) : MARK_NO;
+    const size_t at = i + (fence == MARK_YES ? strlen(f->fence) : 0);
+    const enum mark_match end = match(a, at, f->end), next = match(a, i, f->begin);
+    if (end == MARK_YES)
+        a->at = at + strlen(f->end);
+    if (next == MARK_YES) {
+        a->name[0] = '\0';
+        a->value = i;
+        a->state = MARKED;
+    }
+    if (end == MARK_YES || next == MARK_YES)
+        return MARK_YES;
+    return fence == MARK_PERHAPS || end == MARK_PERHAPS || next == MARK_PERHAPS ? MARK_PERHAPS
+                                                                                : MARK_NO;
+}
+
 /* What may stand behind its arguments is text, as is that of any message. */
 static bool read_ending(struct answer *a)
 {
     a->at = skip_space(a, a->at);
     return a->at < a->pending.len && give_up(a, a->at);
+}
+
+/* Does the text end within what ends a frame, or begins the next? */
+static bool is_frame_end(const struct answer *a, size_t i)
+{
+    const struct answer_frame *f = a->syntax->frame;
+    const size_t fence = f ? strlen(f->fence) : 0;
+    const bool fenced = f && fence > 0 && match(a, i, f->fence) == MARK_YES;
+    return f && (may_be(a, i, f->begin) || may_be(a, fenced ? i + fence : i, f->end) ||
+                 (fence > 0 && may_be(a, i, f->fence)));
 }
 
 static bool read_closing(struct answer *a)
@@ -326,6 +391,9 @@ static bool read_closing(struct answer *a)
     a->at = i;
     if (i == a->pending.len)
         return false;
+    const enum mark_match frame = a->syntax->frame ? read_frame_end(a, i) : MARK_NO;
+    if (frame == MARK_YES || (frame == MARK_PERHAPS && !a->finished))
+        return frame == MARK_YES;
     const struct call_tags *tags = a->syntax->tags;
     const enum mark_match close = a->syntax->close ? match(a, i, a->syntax->close) : MARK_NO,
                           open = match(a, i, a->syntax->open),
@@ -345,7 +413,8 @@ static bool read_closing(struct answer *a)
     } else if (*text_at(a, i) == ']' && a->in_list) {
         a->in_list = false;
         a->at++;
-    } else if (a->forced && (may_be(a, i, a->syntax->close) || may_be(a, i, a->syntax->open))) {
+    } else if (a->forced && (may_be(a, i, a->syntax->close) || may_be(a, i, a->syntax->open) ||
+                             is_frame_end(a, i))) {
         a->at = a->pending.len; /* more calls, or their end, which the answer's has cut off */
     } else {
         give_up(a, i);

@@ -39,12 +39,47 @@ static const struct call_tags minimax_tags = {.name = "<invoke name=\"",
 #define HERMES TAGGED("tool_call")
 #define MINIMAX "minimax:tool_call"
 
+#define DEEPSEEK(what) "<\uff5c" what "\uff5c>"
+#define CALLS_BEGIN DEEPSEEK("tool\u2581calls\u2581begin")
+#define CALLS_END DEEPSEEK("tool\u2581calls\u2581end")
+#define CALL_BEGIN DEEPSEEK("tool\u2581call\u2581begin")
+#define CALL_END DEEPSEEK("tool\u2581call\u2581end")
+#define CALL_SEP DEEPSEEK("tool\u2581sep")
+#define FRAMES .open = CALLS_BEGIN, .close = CALLS_END, .last = CALLS_END, .may_stay_open = true
+
+static const struct answer_frame deepseek_v3 = {.begin = CALL_BEGIN,
+                                                .sep = CALL_SEP,
+                                                .end = CALL_END,
+                                                .name = CALL_BEGIN "function" CALL_SEP,
+                                                .arguments = "\n```json\n",
+                                                .fence = "```"};
+static const struct answer_frame deepseek_v31 = {.begin = CALL_BEGIN,
+                                                 .sep = CALL_SEP,
+                                                 .end = CALL_END,
+                                                 .name = CALL_BEGIN,
+                                                 .arguments = CALL_SEP,
+                                                 .fence = ""};
+
 static const struct answer_syntax syntaxes[ANSWER_CALLS_COUNT] = {
     [ANSWER_CALLS_NONE] = {.name = "none"},
     [ANSWER_CALLS_HERMES] = {.name = "hermes", HERMES},
     [ANSWER_CALLS_GLM45] = {.name = "glm45", .tags = &glm_tags, HERMES},
     [ANSWER_CALLS_QWEN3_CODER] = {.name = "qwen3_coder", .tags = &coder_tags, HERMES},
     [ANSWER_CALLS_MINIMAX_M2] = {.name = "minimax_m2", .tags = &minimax_tags, TAGGED(MINIMAX)},
+    [ANSWER_CALLS_DEEPSEEK_V3] = {.name = "deepseek_v3",
+                                  .before = CALLS_BEGIN CALL_BEGIN "function" CALL_SEP,
+                                  .after = "\n```json\n",
+                                  .end = "\n```" CALL_END,
+                                  .again = "\n" CALL_BEGIN "function" CALL_SEP,
+                                  .frame = &deepseek_v3,
+                                  FRAMES},
+    [ANSWER_CALLS_DEEPSEEK_V31] = {.name = "deepseek_v31",
+                                   .before = CALLS_BEGIN CALL_BEGIN,
+                                   .after = CALL_SEP,
+                                   .end = CALL_END,
+                                   .again = CALL_BEGIN,
+                                   .frame = &deepseek_v31,
+                                   FRAMES},
     [ANSWER_CALLS_LLAMA3] = {.name = "llama3_json",
                              .open = "<|python_tag|>",
                              .before = "{\"name\": \"",
@@ -117,6 +152,9 @@ void answer_form_marks(const struct answer_form *f, const char *marks[ANSWER_MAR
                                   tags ? tags->key_end : NULL,
                                   tags ? tags->value : NULL,
                                   tags ? tags->value_end : NULL,
+                                  s->frame ? s->frame->begin : NULL,
+                                  s->frame ? s->frame->sep : NULL,
+                                  s->frame ? s->frame->end : NULL,
                                   s->varied ? ANSWER_ARGS : NULL,
                                   s->varied ? ANSWER_CALL_ID : NULL,
                                   f->reasoning ? ANSWER_THINK : NULL,
@@ -129,6 +167,7 @@ void answer_form_marks(const struct answer_form *f, const char *marks[ANSWER_MAR
     for (size_t i = 0; i < ARRAY_LEN(others); i++)
         if (others[i])
             marks[n++] = others[i];
+    CHECK(n < ANSWER_MARKS_MAX);
     while (n < ANSWER_MARKS_MAX)
         marks[n++] = NULL;
 }
@@ -162,6 +201,8 @@ static enum answer_calls calls_of_template(const char *text, size_t n)
         return ANSWER_CALLS_GLM45;
     if (tagged && contains(text, n, "<function=") && contains(text, n, "<parameter="))
         return ANSWER_CALLS_QWEN3_CODER;
+    if (contains(text, n, CALL_BEGIN))
+        return contains(text, n, "```json") ? ANSWER_CALLS_DEEPSEEK_V3 : ANSWER_CALLS_DEEPSEEK_V31;
     if (contains(text, n, "<function=") || contains(text, n, "<arg_key>")) /* of another kind */
         return ANSWER_CALLS_NONE;
     if (tagged)

@@ -28,6 +28,8 @@ enum answer_calls {
     ANSWER_CALLS_GLM45, /* name and arguments between tags (call_tags.h); one that has to be */
     ANSWER_CALLS_QWEN3_CODER, /* is begun as Hermes has it, as which all of them are read, too, */
     ANSWER_CALLS_MINIMAX_M2,  /* within the tags of the model */
+    ANSWER_CALLS_DEEPSEEK_V3, /* between marks (struct answer_frame), also of R1 */
+    ANSWER_CALLS_DEEPSEEK_V31,
     ANSWER_CALLS_COUNT
 };
 
@@ -50,6 +52,24 @@ struct answer_form {
     size_t types_len;
 };
 
+/* Calls whose names stand before their arguments, as DeepSeek-V3 and V3.1 write them (their chat
+ * templates, without breaks; those after V3's "json" and before its end are "\n"):
+ *
+ *   <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME
+ *   ```json
+ *   ARGUMENTS
+ *   ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
+ *
+ *   <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>NAME<｜tool▁sep｜>ARGUMENTS<｜tool▁call▁end｜>
+ *   <｜tool▁calls▁end｜>
+ */
+struct answer_frame {
+    const char *begin, *sep, *end; /* of each call; the marks that are in them: */
+    const char *name;              /* from `begin` up to the name */
+    const char *arguments;         /* from there up to the arguments */
+    const char *fence;             /* before `end`, after a newline; "": nothing */
+};
+
 /* The words around calls. */
 struct answer_syntax {
     const char *name;
@@ -63,10 +83,11 @@ struct answer_syntax {
     bool leads;                   /* only where the content begins; `open` may be missing */
     bool varied;                  /* objects in a list, too, or a name and its arguments */
     const struct call_tags *tags; /* or name and arguments between these; NULL: not so */
+    const struct answer_frame *frame; /* `open` and `close` are around all of these; NULL: not so */
 };
 
 /* "none", "hermes", "llama3_json", "mistral" (both), "openai", "glm45", "qwen3_coder",
- * "minimax_m2". named: false for any other name. */
+ * "minimax_m2", "deepseek_v3", "deepseek_v31". named: false for any other name. */
 const char *answer_calls_name(enum answer_calls calls);
 bool answer_calls_named(const char *name, enum answer_calls *out);
 const struct answer_syntax *answer_syntax(enum answer_calls calls);
