@@ -99,7 +99,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct buf whole[PARTS], pieces[PARTS];
     if (size < 2 || size > TEXT_MAX)
         return 0;
-    const enum answer_calls calls = (enum answer_calls)((data[0] & 7) % ANSWER_CALLS_COUNT);
+    const int kind = (data[0] & 7) + (data[1] >> 4 & 8);
+    const enum answer_calls calls = (enum answer_calls)(kind % ANSWER_CALLS_COUNT);
     const struct answer_form form = {.calls = calls,
                                      .harmony = calls == ANSWER_CALLS_OPENAI,
                                      .content_open = data[0] & 128,
