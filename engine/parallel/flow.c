@@ -98,6 +98,7 @@ static enum status latents(const struct course *r, struct flow_phase *p,
     enum status st = OK;
     const struct flow *f = r->f;
     struct flow_linear *l = &p->linear[PLAN_LATENT], *q = &p->linear[PLAN_QKV];
+    l->in = f->hidden;
     l->out = columns((int64_t)f->latent.query + f->latent.value + f->latent.turns, 1);
     q->out = queries;
     if (f->latent.query == 0) {
@@ -184,7 +185,7 @@ static enum status open_phase(struct flow *f, const struct model_config *m, enum
     struct flow_linear *embed = &p->linear[PLAN_EMBED], *head = &p->linear[PLAN_HEAD];
     p->rest = c[PLAN_EMBED].gives;
     p->linear[PLAN_QKV].out = qkv;
-    p->linear[PLAN_LATENT].out = columns(0, 1);
+    p->linear[PLAN_LATENT].in = p->linear[PLAN_LATENT].out = columns(0, 1);
     p->linear[PLAN_O].in = columns(m->heads, model_config_value_dim(m));
     const int32_t experts = passes_of(&m->mixture);
     const struct extent dense = dense_columns(m);
