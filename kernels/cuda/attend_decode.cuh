@@ -10,8 +10,7 @@
 #define TESSERA_KERNELS_CUDA_ATTEND_DECODE_CUH
 
 #include "kernels/cuda/attend.cuh"
-
-#include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/halves.cuh"
 
 #include <type_traits>
 
@@ -81,27 +80,6 @@ template <typename L> struct element {
         return s * 16 + (L::CODES ? 2 * r + below : r + 8 * below);
     }
 };
-
-/* ---- two parts of a number ---- */
-
-DEVICE float half_of(uint32_t pair, int which, bf16)
-{
-    return __uint_as_float(which == 0 ? pair << 16 : pair & 0xffff0000u);
-}
-
-DEVICE float half_of(uint32_t pair, int which, __half)
-{
-    const uint16_t bits = (uint16_t)(pair >> (16 * which));
-    __half h;
-    memcpy(&h, &bits, sizeof h);
-    return __half2float(h);
-}
-
-template <typename C> DEVICE void cut(uint32_t &high, uint32_t &low, float x, float y)
-{
-    high = mma_pair(x, y, C());
-    low = mma_pair(x - half_of(high, 0, C()), y - half_of(high, 1, C()), C());
-}
 
 /* A lane's elements of a query. All loads are under way together: so the type is looked at once. */
 template <typename L, typename Q>

@@ -14,7 +14,7 @@
  * Queries and weights are two numbers each, as in attend_decode.cuh, which doubles the products: 16
  * heads take about half of an H200's memory rate then, and rows must be many to fill it. Codes of
  * E4M3 lie in shared memory as they are and become fp16 on the way to the tensor cores. Keys of
- * fp32 and of unusual sizes have a kernel of their own, without tensor cores.
+ * fp32, and devices with little shared memory, have a kernel without tensor cores.
  *
  * How a row's keys are cut into splits depends on their number only, splits are folded in ascending
  * order, and all rows are treated alike, in prompts as in decodes: so a row's bits depend on
@@ -24,6 +24,7 @@
  * the device is full anyway. Rejected: tiles of several rows of a prompt, which would read keys
  * less often than once a row; those that run together find them in the cache. */
 #include "kernels/cuda/attend_latent.cuh"
+#include "kernels/cuda/halves.cuh"
 
 #include <type_traits>
 
@@ -112,25 +113,6 @@ struct latent_queries {
     uint32_t high[STEPS][4], low[STEPS][4];
     float back[2]; /* what scores of rows lane / 4, and + 8, are to be multiplied by */
 };
-
-DEVICE float half_of(uint32_t pair, int which, bf16)
-{
-    return __uint_as_float(which == 0 ? pair << 16 : pair & 0xffff0000u);
-}
-
-DEVICE float half_of(uint32_t pair, int which, __half)
-{
-    const uint16_t bits = (uint16_t)(pair >> (16 * which));
-    __half h;
-    memcpy(&h, &bits, sizeof h);
-    return __half2float(h);
-}
-
-template <typename C> DEVICE void cut(uint32_t &high, uint32_t &low, float x, float y)
-{
-    high = mma_pair(x, y, C());
-    low = mma_pair(x - half_of(high, 0, C()), y - half_of(high, 1, C()), C());
-}
 
 /* Which heads of a tile a lane's rows are, and which warp of it this is. */
 struct lane_place {
