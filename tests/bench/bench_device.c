@@ -165,7 +165,7 @@ static void attention(int32_t slots, int32_t rows, int32_t keys, enum dtype dtyp
     const struct types types = types_of(count);
     void *storage = array(bytes);
     struct attending a = {
-        .heads = {H, K, E, uploaded(kv_of, sizeof kv_of)},
+        .heads = {.heads = H, .kv_heads = K, .head_dim = E, .kv_of = uploaded(kv_of, sizeof kv_of)},
         .how = {.scale = 1.0f / sqrtf(E)},
         .rows = {count, uploaded(slot, n * 4), uploaded(position, n * 4),
                  uploaded(table, (size_t)(slots * cols) * 4), cols, rows == 1,

@@ -410,7 +410,10 @@ static void attention(int32_t slots, int32_t rows, int32_t keys, int32_t dim)
         kv_of[h] = h / 4;
     struct kv_spec spec = {1, 8, dim, 0, slots * cols, DTYPE_BF16};
     void *storage = buffer(backend->ops->kv_bytes(&spec), 9);
-    struct attending a = {.heads = {32, 8, dim, kv_of}, .how = {.scale = 1.0f / sqrtf((float)dim)}};
+    struct attending a = {
+        .heads = {.heads = 32, .kv_heads = 8, .head_dim = dim, .kv_of = kv_of},
+        .how = {.scale = 1.0f / sqrtf((float)dim)},
+    };
     a.rows = (struct rows){count, slot, position, table, cols, rows == 1, 0, 0};
     a.kv = backend->ops->kv_open(backend, &spec, storage);
     a.qkv = view_f32(floats((size_t)(count * 48 * dim)), count, 48 * dim);
