@@ -540,6 +540,27 @@ def long_functions(source):
             start = None
 
 
+def types_of(parameters):
+    """Of a list of parameters, without their names."""
+    return tuple(re.sub(r"\w+$", "", part.strip()).strip() for part in parameters.split(","))
+
+
+def check_twins(sources):
+    """Functions of kernels that a linker takes for one: inline, of one name and of the same types,
+    in several files. Which of them all files then call is chance."""
+    first = {}
+    for source in (s for s in sources if s.suffix in (".cu", ".cuh")):
+        for line, match in matches(r"^(?:HOST_DEVICE|DEVICE)\b[^;{(]*?(\w+)\(([^;{]*?)\)\s*\{",
+                                   source.code):
+            before = source.code[:match.start()].rstrip()
+            if before.endswith(">"):
+                continue  # a template, whose types are its own
+            key = match[1], types_of(match[2])
+            where = first.setdefault(key, source.path)
+            if where != source.path:
+                yield source.path, line, f"{match[1]} is also, with the same types, in {where}"
+
+
 def check_words(sources):
     """Paths of one machine, and work left undone without saying why."""
     for source in sources:
@@ -606,7 +627,8 @@ def check_exports(build, root):
 
 def check_tree(root, tested_by, build=None):
     sources = read_tree(root)
-    for rule in (check_includes, check_doors, check_banned, check_sizes, check_words, check_used):
+    for rule in (check_includes, check_doors, check_banned, check_sizes, check_twins, check_words,
+                 check_used):
         yield from rule(sources)
     yield from check_mapping(sources, tested_by)
     if build is not None:
@@ -629,6 +651,9 @@ PLANTED = {
     "config/k.c": ('"/ho' 'me/someone/file"\n', "absolute path"),
     "config/unmapped.c": ("int unmapped;\n", "no test in TESTED_BY"),
     "config/dead.h": ("int dead;\n", "nothing includes"),
+    "kernels/l.cu": ("HOST_DEVICE int32_t twin(int32_t a)\n{\n    return a;\n}\n", ""),
+    "kernels/m.cu": ("DEVICE int32_t twin(int32_t b)\n{\n    return 2 * b;\n}\n",
+                     "twin is also, with the same types, in kernels/l.cu"),
     "config/export.c": ("int other(void);\nint other(void)\n{\n    return 0;\n}\n",
                         "exports other"),
 }

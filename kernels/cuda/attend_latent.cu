@@ -571,7 +571,7 @@ __global__ void __launch_bounds__(S::THREADS, 2 / S::TILES)
     const struct latent_memory<S> m = memory_over<S>((unsigned char *)memory, l.a.kv.dim);
     load_queries<S>(q, l, w, p, m.top);
     for (int32_t split = w.split; split < w.end; split++) {
-        take_split<S>(s, m, l, w, q, p, cache, split_range(w.keys, split));
+        take_split<S>(s, m, l, w, q, p, cache, latent_split_range(w.keys, split));
         if (w.place < 0 && w.end > 1)
             fold_split<S>(s, all, m.so_far, split == 0, split == w.end - 1);
     }
@@ -666,7 +666,7 @@ static void find_room(struct latent_args *l, size_t bytes)
     const int32_t longest = l->a.rows.table_cols * BACKEND_BLOCK_TOKENS;
     const int64_t blocks =
         (int64_t)l->a.rows.count * l->a.kv.heads * ((l->a.heads + 2 * TILE - 1) / (2 * TILE));
-    l->most = split_count(longest);
+    l->most = latent_split_count(longest);
     l->few = blocks < LATENT_BLOCKS;
     l->room = l->most < 2 || (!l->few && longest < ATTEND_LONG_KEYS) ? 0 : (int32_t)(bytes / split);
     l->all = (int64_t)l->a.rows.count * l->most <= l->room;

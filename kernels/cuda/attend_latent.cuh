@@ -28,7 +28,7 @@ struct key_range {
 
 /* The keys that a row at this position is given: those it sees, and what is before them in the
  * first's cache block. */
-HOST_DEVICE struct key_range keys_of(const struct attend_args *a, int32_t position)
+HOST_DEVICE struct key_range latent_keys(const struct attend_args *a, int32_t position)
 {
     const int32_t first = attend_first(a, position);
     const struct key_range r = {first - first % BACKEND_BLOCK_TOKENS, position + 1};
@@ -36,22 +36,22 @@ HOST_DEVICE struct key_range keys_of(const struct attend_args *a, int32_t positi
 }
 
 /* Keys of a split: even parts, of whole tiles, by their number only. */
-HOST_DEVICE int32_t split_size(int32_t length)
+HOST_DEVICE int32_t latent_split_size(int32_t length)
 {
     const int32_t even = (length + SPLITS - 1) / SPLITS;
     return (even + SPLIT_KEYS_MIN - 1) / SPLIT_KEYS_MIN * SPLIT_KEYS_MIN;
 }
 
 /* At most SPLITS. */
-HOST_DEVICE int32_t split_count(int32_t length)
+HOST_DEVICE int32_t latent_split_count(int32_t length)
 {
-    const int32_t size = split_size(length);
+    const int32_t size = latent_split_size(length);
     return (length + size - 1) / size;
 }
 
-HOST_DEVICE struct key_range split_range(struct key_range all, int32_t split)
+HOST_DEVICE struct key_range latent_split_range(struct key_range all, int32_t split)
 {
-    const int32_t size = split_size(all.end - all.begin), begin = all.begin + split * size;
+    const int32_t size = latent_split_size(all.end - all.begin), begin = all.begin + split * size;
     const struct key_range r = {begin, all.end - begin < size ? all.end : begin + size};
     return r;
 }
@@ -62,8 +62,8 @@ HOST_DEVICE int32_t splits_wanted(const struct latent_args *l, int32_t t)
     const struct rows *r = &l->a.rows;
     if (r->slot[t] < 0 || (!l->few && !attend_is_alone(&l->a, t)))
         return 0;
-    const struct key_range keys = keys_of(&l->a, r->position[t]);
-    const int32_t length = keys.end - keys.begin, splits = split_count(length);
+    const struct key_range keys = latent_keys(&l->a, r->position[t]);
+    const int32_t length = keys.end - keys.begin, splits = latent_split_count(length);
     return splits > 1 && (l->few || length >= ATTEND_LONG_KEYS) ? splits : 0;
 }
 
@@ -150,8 +150,8 @@ DEVICE struct latent_work work_of(const struct latent_args &l, int32_t tiles)
         w.end = w.split == 0;
         return w;
     }
-    w.keys = keys_of(&l.a, w.position);
-    w.end = split_count(w.keys.end - w.keys.begin);
+    w.keys = latent_keys(&l.a, w.position);
+    w.end = latent_split_count(w.keys.end - w.keys.begin);
     if (w.place >= 0)
         w.end = w.end < w.split + 1 ? w.end : w.split + 1;
     else if (w.split > 0)

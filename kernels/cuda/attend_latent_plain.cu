@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(THREADS)
             q[i] = get_elements<1>(l.a.qkv, latent_query(l, w.t, head) + e).e[0] * l.a.scale;
     }
     for (int32_t split = w.split; split < w.end; split++) {
-        const struct key_range r = split_range(w.keys, split);
+        const struct key_range r = latent_split_range(w.keys, split);
         struct plain_state s = {{}, {-INFINITY, 0}};
         for (int32_t first = r.begin; first < r.end; first += KEYS) {
             __syncthreads(); /* the block before has been used */
