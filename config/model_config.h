@@ -109,6 +109,16 @@ struct latent_config {
     float latent_eps; /* of the norms of both latents */
 };
 
+/* Gated delta rule (arXiv 2412.06464): layers that recur keep one matrix of each value head instead
+ * of keys and values (transformers' linear_attention). */
+struct recurrent_config {
+    int32_t keys;               /* linear_num_key_heads: of queries and keys; 0: no layer recurs */
+    int32_t values;             /* linear_num_value_heads, a multiple of it, up to 1024 */
+    int32_t key_dim, value_dim; /* linear_key_head_dim, linear_value_head_dim */
+    int32_t taps;               /* linear_conv_kernel_dim */
+    int32_t by_head; /* the checkpoint has what is made of a row by key head, all of one together */
+};
+
 /* What attention and MLP make is normed before it is added, and where, by names of the norms. With
  * OLMO those are all: attention and MLP take the residual stream as it is. */
 enum post_norms { POST_NORMS_NONE, POST_NORMS_GEMMA, POST_NORMS_GLM4, POST_NORMS_OLMO };
@@ -150,8 +160,13 @@ struct model_config {
     enum dtype dtype;     /* of the checkpoint, as config.json says */
     struct mixture_config mixture;
     struct latent_config latent;
+    struct recurrent_config recurrent;
+    bool attention_gate; /* attention's result times the sigmoid of what is made beside queries, of
+                            each head [query | gate] */
     struct quant_config quant;
 
+    /* Layers that recur; the others attend. */
+    uint32_t recurs[MODEL_LAYERS_MAX / 32];
     /* Layers that slide attend to the last `window` positions, the row's own among them, and turn
      * by local_rope; the others to all, by rope. Those without rotation do not turn at all. */
     int32_t window; /* 0: no layer slides */
@@ -188,6 +203,18 @@ enum status model_config_parse(const char *text, size_t n, const char *where,
 static inline bool model_config_slides(const struct model_config *m, int32_t layer)
 {
     return (m->slides[layer / 32] >> layer % 32 & 1) != 0;
+}
+static inline bool model_config_recurs(const struct model_config *m, int32_t layer)
+{
+    return (m->recurs[layer / 32] >> layer % 32 & 1) != 0;
+}
+/* How many layers do. */
+static inline int32_t model_config_recurring(const struct model_config *m)
+{
+    int32_t n = 0;
+    for (int32_t i = 0; i < m->layers; i++)
+        n += model_config_recurs(m, i);
+    return n;
 }
 /* Elements of a head's query and of its value. */
 static inline int32_t model_config_query_dim(const struct model_config *m)

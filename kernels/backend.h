@@ -39,6 +39,13 @@
  *              are merged ascending with the running (maximum, sum, output). A window leaves out
  *              keys and whole segments before it; where the others are in theirs stays. A sink is
  *              added to the sum last.
+ *   delta_rule a convolution is one ascending chain over its taps of fused multiply-adds from
+ *              +0.0, then silu. Queries and keys are times 1 / sqrt(sum of squares + 1e-6), a sum
+ *              as above, queries then times 1 / sqrt(key_dim). A value head has, in fp32, a decay
+ *              d = exp(-exp(decay) * softplus(a + decay_bias)) and a strength s = sigmoid(b).
+ *              S = S * d; m[j]: ascending chain over i of fma(S[i][j], k[i], m[j]) from +0.0;
+ *              u[j] = (v[j] - m[j]) * s; S[i][j] = fma(k[i], u[j], S[i][j]); o[j]: that chain
+ *              with q[i]. The result is the RMS norm of o with `gain`, times silu(z).
  *   exp        is the polynomial of kernels/numerics.h, the same operations in every variant.
  *
  * So the bits do not depend on the number of rows, tiles, threads or the instruction set. */
@@ -61,7 +68,9 @@
 #define BACKEND_SCALE_MAX 0x1p7f /* largest scale of F8_E4M3: kernels add powers of two to it */
 #define BACKEND_GROUP 32         /* columns that share a scale of I8, I4, U4 and F4_E2M1 */
 #define BACKEND_EXPERTS_MAX 1024
-#define BACKEND_CHOSEN_MAX 64 /* experts of a row */
+#define BACKEND_CHOSEN_MAX 64     /* experts of a row */
+#define BACKEND_STATE_DIM_MAX 256 /* elements of a head that recurs */
+#define BACKEND_TAPS_MAX 8        /* of a convolution */
 
 /* Borrowed [rows, cols] matrices, contiguous. */
 struct view {
@@ -182,6 +191,33 @@ struct latent_rules {
     int32_t query, value, turns;          /* columns; query may be 0 */
     const float *query_gain, *value_gain; /* of RMS norms, [query], [value], fp32, on the device */
     float eps;
+};
+
+/* A layer that recurs (gated delta rule, arXiv 2412.06464, as Qwen3-Next has it) keeps a matrix of
+ * each value head instead of keys and values. The heads of this rank: value head h reads key head
+ * h / (values / keys). Any may be 0, and then both are. */
+struct recurrent_heads {
+    int32_t keys, values;       /* K of queries and of keys, V, a multiple of K */
+    int32_t key_dim, value_dim; /* multiples of 16, up to BACKEND_STATE_DIM_MAX */
+    int32_t taps;               /* 2 to BACKEND_TAPS_MAX, of a convolution over rows */
+};
+/* Elements of a row that are convolved, C: [q heads | k heads | v heads]. */
+static inline int32_t backend_channels(const struct recurrent_heads *h)
+{
+    return 2 * h->keys * h->key_dim + h->values * h->value_dim;
+}
+/* fp32, on the device. */
+struct recurrent_rules {
+    const float *conv;               /* [C, taps], the tap of the row itself last */
+    const float *decay, *decay_bias; /* [V] A_log, dt_bias */
+    const float *gain;               /* [value_dim] */
+    float eps;
+};
+/* What a layer remembers of each slot; fp32, on the device, by who calls. A row at position 0 finds
+ * zeros there, whatever there is; what any other finds is what the row before it left. */
+struct recurrent_state {
+    float *matrix; /* [slots, V, key_dim, value_dim] */
+    float *rows;   /* [slots, taps - 1, C] the last rows before the convolution, oldest first */
 };
 
 /* How a layer attends. A row's query sees the keys of its slot at positions (p - window, p], p
@@ -471,8 +507,8 @@ struct backend_ops {
                          const struct linear_fusion *f);
     /* In what type x of a product of so many rows is best written if nobody else reads it: F32, or
      * F16 or BF16, to which the product would round it, or with which it is content. rmsnorm,
-     * add_rmsnorm, attend and act_mul can write what this names for a weight, rounded once. The
-     * same answer whenever it is asked. */
+     * add_rmsnorm, attend, delta_rule, gate and act_mul can write what this names for a weight,
+     * rounded once. The same answer whenever it is asked. */
     enum dtype (*linear_in)(struct backend *b, const struct weight *w, int32_t rows);
     /* In what type a product of so many rows is best written if nobody but rope_kv and attend,
      * act_mul or, as delta, add_rmsnorm reads it: F32, or where that is much to write, BF16. The
@@ -558,6 +594,14 @@ struct backend_ops {
                         const struct qkv_rules *rules, struct cview table, const struct heads *h,
                         const struct attention *how, const struct rows *rows, struct kv_cache *kv,
                         int32_t layer);
+    /* out[T, V * value_dim] of a[T, C + V * value_dim] = [q | k | v | z] and gates[T, 2V] = [b |
+     * a], all fp32 but for out. Rows of a slot stand together, their positions ascending by one.
+     * Nothing may be relied on of what is in `a` then. */
+    void (*delta_rule)(struct backend *b, struct view out, struct view a, struct cview gates,
+                       const struct recurrent_heads *h, const struct recurrent_rules *rules,
+                       const struct rows *rows, const struct recurrent_state *state);
+    /* y[T, F] *= sigmoid(x[T, F]), x fp32 */
+    void (*gate)(struct backend *b, struct view y, struct cview x);
     /* y[T, F] of gu[T, 2F] */
     void (*act_mul)(struct backend *b, struct view y, struct cview gu, enum activation act);
     /* y = x * by. y may alias x. */
@@ -697,6 +741,12 @@ enum status backend_rope_attend(struct backend *b, struct view out, struct view 
                                 const struct heads *h, const struct attention *how,
                                 const struct rows *rows, struct kv_cache *kv, int32_t layer,
                                 struct err *err) MUST_USE;
+enum status backend_delta_rule(struct backend *b, struct view out, struct view a,
+                               struct cview gates, const struct recurrent_heads *h,
+                               const struct recurrent_rules *rules, const struct rows *rows,
+                               const struct recurrent_state *state, struct err *err) MUST_USE;
+enum status backend_gate(struct backend *b, struct view y, struct cview x,
+                         struct err *err) MUST_USE;
 enum status backend_act_mul(struct backend *b, struct view y, struct cview gu, enum activation act,
                             struct err *err) MUST_USE;
 enum status backend_scale(struct backend *b, struct view y, struct cview x, float by,

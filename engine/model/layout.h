@@ -24,12 +24,20 @@ enum role {
     ROLE_HEAD,          /* absent when tied: the embedding serves */
     ROLE_DENSE_GATE_UP, /* of a mixture's layers without experts */
     ROLE_DENSE_DOWN,
-    ROLE_LATENT,   /* what latents are made by: [query | value | turns] of struct latent_config */
-    ROLE_QKV_BIAS, /* of this rank's heads in attention: [Q heads | K heads | V heads] */
+    ROLE_LATENT, /* what latents are made by: [query | value | turns] of struct latent_config */
+    ROLE_ATTENTION_GATE,    /* of layers that attend: an output for each of attention's result */
+    ROLE_RECURRENT,         /* of layers that recur, of this rank's heads: [q | k | v | z] */
+    ROLE_RECURRENT_GATES,   /* [b | a], an output of each for each value head; never in codes */
+    ROLE_RECURRENT_OUT,     /* [D, V * value_dim] */
+    ROLE_QKV_BIAS,          /* of this rank's heads in attention: [Q heads | K heads | V heads] */
     ROLE_QUERY_LATENT_NORM, /* [latent.query] */
     ROLE_VALUE_LATENT_NORM, /* [latent.value] */
     ROLE_KEY_UP,            /* one for each head of this rank: [latent.value, latent.plain] */
     ROLE_VALUE_UP,          /* [latent.head, latent.value] */
+    ROLE_CONV,              /* [C, taps] of this rank's channels (backend_channels) */
+    ROLE_DECAY,             /* [V] of this rank's value heads: A_log, */
+    ROLE_DECAY_BIAS,        /* and dt_bias */
+    ROLE_RECURRENT_NORM,    /* [value_dim], the same for every head; its gains are as they come */
     ROLE_Q_NORM,            /* [head_dim], the same for every head */
     ROLE_K_NORM,
     ROLE_ROUTER,         /* of a mixture, [backend_route_logits, D] and whole on every rank */

@@ -111,6 +111,12 @@ enum plan_part {
     PLAN_DENSE_GATE_UP = PLAN_PARTS,
     PLAN_DENSE_DOWN,
     PLAN_LATENT, /* of models with latents, what these are made by; placed as QKV is */
+    /* Beside QKV, what attention's result is multiplied with. Of layers that recur, what stands in
+     * the place of QKV, what goes with it, and what stands in the place of O. */
+    PLAN_ATTENTION_GATE,
+    PLAN_RECURRENT,
+    PLAN_RECURRENT_GATES,
+    PLAN_RECURRENT_OUT,
     PLAN_LINEARS
 };
 struct plan_layer {
