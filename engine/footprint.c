@@ -56,9 +56,9 @@ int32_t footprint_threads(const struct options *o)
     return usable / o->tp > 0 ? usable / o->tp : 1;
 }
 
-int32_t footprint_samples(const struct options *o)
+int32_t footprint_samples(const struct options *o, int32_t slots)
 {
-    const int32_t guesses = o->speculation.tokens, slots = o->max_num_seqs;
+    const int32_t guesses = o->speculation.tokens;
     return (int32_t)base_min64(slots > guesses ? slots : 1 + guesses, o->max_num_batched_tokens);
 }
 
@@ -107,10 +107,24 @@ static size_t kv_automatic(const struct footprint *f)
     const size_t each = f->available / (size_t)f->ranks;
     size_t most = 0;
     for (int32_t r = 0; r < f->ranks; r++)
-        most = f->rank[r].weights > most ? f->rank[r].weights : most;
+        most = base_max_size(most, f->rank[r].weights + f->rank[r].state * (size_t)f->limits.slots);
     if (!f->on_device)
         return each / 16;
     return each > most ? (each - most) / 8 * 7 : 0;
+}
+
+/* Sequences at once: as many as --max-num-seqs says, or, where it is not given and layers recur, as
+ * what these remember has room for in a sixteenth of a rank's memory, a quarter of a device's. */
+static int32_t count_slots(const struct footprint *f, const struct options *o)
+{
+    const size_t room = f->available / (size_t)f->ranks / (f->on_device ? 4 : 16);
+    const int32_t slots = (int32_t)base_min64(o->max_num_seqs, o->max_num_batched_tokens);
+    size_t most = 0;
+    for (int32_t r = 0; r < f->ranks; r++)
+        most = base_max_size(most, f->rank[r].state);
+    if (most == 0 || o->max_num_seqs != OPTIONS_SEQS_DEFAULT || most * (size_t)slots <= room)
+        return slots;
+    return room < most ? 1 : (int32_t)(room / most);
 }
 
 /* Bytes of a block on the rank that holds most KV heads. */
@@ -119,7 +133,8 @@ static size_t block_bytes(const struct footprint *f, const struct model_config *
     size_t most = 0;
     for (int32_t r = 0; r < f->ranks; r++)
         most = f->rank[r].kv_per_token > most ? f->rank[r].kv_per_token : most;
-    return BACKEND_BLOCK_TOKENS * (most / (size_t)m->layers) * (size_t)f->limits.groups.layers;
+    const size_t layers = (size_t)(m->layers - model_config_recurring(m));
+    return BACKEND_BLOCK_TOKENS * (most / layers) * (size_t)f->limits.groups.layers;
 }
 
 /* How many blocks, and of what context, with these groups of layers. */
@@ -183,6 +198,7 @@ static enum status find_weights(struct footprint *f, const struct model_config *
     for (int32_t r = 0; r < f->ranks; r++) {
         TRY(layout_arena_bytes(m, flow, r, &f->rank[r].weights, err));
         f->rank[r].kv_per_token = layout_kv_bytes_per_token(m, flow, r, f->kv_dtype);
+        f->rank[r].state = model_state_bytes(m, flow, r);
     }
 out:
     return st;
@@ -201,7 +217,8 @@ static void find_rest(struct footprint *f, const struct options *o, const struct
     const int32_t rows = f->limits.rows, samples = f->limits.samples;
     const struct kv_spec kv = footprint_kv(f, m, flow, r);
     f->rank[r].kv = flow->ops->kv_bytes(&kv);
-    f->rank[r].activations = model_activation_bytes(m, flow, r, rows, samples) +
+    const struct model_sizes sizes = {rows, samples, f->limits.slots};
+    f->rank[r].activations = model_activation_bytes(m, flow, r, &sizes) +
                              sampler_local_bytes(elects(o, m), samples, m->vocab) +
                              rank_state_bytes(&f->limits, f->on_device);
     if (f->on_device) /* what backend and communicator take for themselves */
@@ -228,8 +245,8 @@ enum status footprint_plan(const struct options *o, const struct model_config *m
     if (st != OK)
         goto out;
     f.limits.rows = o->max_num_batched_tokens;
-    f.limits.slots = (int32_t)base_min64(o->max_num_seqs, o->max_num_batched_tokens);
-    f.limits.samples = footprint_samples(o);
+    f.limits.slots = count_slots(&f, o);
+    f.limits.samples = footprint_samples(o, f.limits.slots);
     f.limits.vocab = m->vocab;
     f.limits.columns = m->pooling ? m->hidden : 0;
     f.limits.homes = flow_homes(flow);

@@ -24,6 +24,7 @@ struct footprint {
     struct {
         size_t weights, kv, kv_per_token; /* the last: in all layers */
         size_t activations;               /* with the state of slots and steps */
+        size_t state;                     /* of that, what layers that recur keep of a slot */
         size_t scratch;                   /* of backend and communicator, on a device */
     } rank[COMM_RANKS_MAX];
     size_t total;     /* all ranks, with communicator arenas */
@@ -47,9 +48,9 @@ struct kv_spec footprint_kv(const struct footprint *f, const struct model_config
 #define FOOTPRINT_MEMINFO "/proc/meminfo"
 enum status footprint_available(const char *meminfo, size_t *out, struct err *err) MUST_USE;
 
-/* Sample places of a step: one for each sequence, and at least those of one that checks all the
- * guesses it may make. */
-int32_t footprint_samples(const struct options *o);
+/* Sample places of a step: one for each of so many sequences, and at least those of one that checks
+ * all the guesses it may make. */
+int32_t footprint_samples(const struct options *o, int32_t slots);
 /* Threads of each rank: --threads-per-rank, or its share of the cores, of which a container's limit
  * of time (quota.h) may leave fewer. */
 int32_t footprint_threads(const struct options *o);

@@ -14,10 +14,10 @@ static int32_t window_of(const struct model_config *m)
 
 struct kv_groups kv_groups_of(const struct model_config *m, int32_t layers)
 {
-    const int32_t slide = model_config_sliding(m);
+    const int32_t slide = model_config_sliding(m), all = m->layers - model_config_recurring(m);
     if (layers == 0)
-        return (struct kv_groups){.keep = 1, .layers = m->layers};
-    return (struct kv_groups){div_up(m->layers - slide, layers), div_up(slide, layers), layers,
+        return (struct kv_groups){.keep = 1, .layers = all};
+    return (struct kv_groups){div_up(all - slide, layers), div_up(slide, layers), layers,
                               window_of(m)};
 }
 
@@ -25,7 +25,7 @@ struct kv_groups kv_groups_find(const struct model_config *m, int32_t context, i
 {
     struct kv_groups best = kv_groups_of(m, 0);
     int64_t least = kv_groups_need(&best, context, rows) * best.layers;
-    for (int32_t layers = m->layers; layers > 0 && model_config_sliding(m) > 0; layers--) {
+    for (int32_t layers = best.layers; layers > 0 && model_config_sliding(m) > 0; layers--) {
         const struct kv_groups g = kv_groups_of(m, layers);
         const int64_t need = kv_groups_need(&g, context, rows) * layers;
         if (kv_groups_count(&g) > KV_GROUPS_MAX)
@@ -44,7 +44,8 @@ struct kv_group_place kv_groups_place(const struct kv_groups *g, const struct mo
     const bool slides = g->slide > 0 && model_config_slides(m, layer);
     int32_t before = 0; /* layers of its kind */
     for (int32_t i = 0; i < layer; i++)
-        before += g->slide == 0 || model_config_slides(m, i) == slides;
+        before +=
+            !model_config_recurs(m, i) && (g->slide == 0 || model_config_slides(m, i) == slides);
     return (struct kv_group_place){(slides ? g->keep : 0) + before / g->layers, before % g->layers};
 }
 

@@ -1,6 +1,7 @@
 /* Groups of layers: those of a group have one block table, and a block has the keys and values of
  * 16 positions in as many layers as a group has. Layers that attend to everything are in other
- * groups than those that slide; these give a block back when no row to come sees it. All groups
+ * groups than those that slide; these give a block back when no row to come sees it. Layers that
+ * recur have no keys and values and are in no group. All groups
  * take their blocks from one pool, so whatever a text needs more of is what it gets.
  *
  * As vLLM's hybrid KV cache manager does it (vllm/v1/core/kv_cache_utils.py). */
@@ -29,7 +30,7 @@ static inline int32_t kv_groups_count(const struct kv_groups *g)
     return g->keep + g->slide;
 }
 
-/* Where a layer's keys and values are. */
+/* Where the keys and values of a layer that attends are. */
 struct kv_group_place {
     int32_t group, layer; /* layer: of those of a block */
 };

@@ -145,6 +145,7 @@ static enum status open_model(struct rank *r, const struct options *o, const str
         .groups = f->limits.groups,
         .rows_max = f->limits.rows,
         .samples_max = f->limits.samples,
+        .slots = f->limits.slots,
         .context = f->limits.history_max,
         .progress = &r->board->progress,
     };

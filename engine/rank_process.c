@@ -124,7 +124,7 @@ static void footprint_of(const struct options *o, const struct model_config *m,
     f->kv_dtype = options_kv_dtype(o, m->dtype);
     f->max_model_len = o->max_model_len;
     f->limits.slots = o->max_num_seqs;
-    f->limits.samples = footprint_samples(o);
+    f->limits.samples = footprint_samples(o, f->limits.slots);
     f->limits.rows = o->max_num_batched_tokens;
     f->limits.vocab = m->vocab;
     f->limits.columns = m->pooling ? m->hidden : 0;

@@ -54,7 +54,8 @@ static void take(double *most, double n)
 
 static void weigh(const struct flow *f, int32_t rank, int32_t rows, struct costs_here *out)
 {
-    static const enum plan_part parts[] = {PLAN_QKV, PLAN_LATENT, PLAN_O, PLAN_GATE_UP, PLAN_DOWN};
+    static const enum plan_part parts[] = {PLAN_QKV, PLAN_ATTENTION_GATE, PLAN_LATENT,
+                                           PLAN_O,   PLAN_GATE_UP,        PLAN_DOWN};
     const double stream = (double)rows * (double)f->hidden.units;
     const double each =
         (double)f->latent.value * (f->latent.plain + f->latent.head); /* of a head */

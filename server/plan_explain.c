@@ -106,6 +106,7 @@ static void explain_form(const struct form *v)
     buf_printf(v->out, "  residual stream %s\n", spread_text(&v->f->mesh, &p->rest, rest));
     explain_linear(v, "embed_tokens", PLAN_EMBED, v->rows);
     explain_route(v, "each norm", "", &p->sums, v->rows, one);
+    explain_linear(v, "gates", PLAN_ATTENTION_GATE, v->rows);
     explain_linear(v, "qkv_proj", PLAN_QKV, v->rows);
     explain_linear(v, "latents", PLAN_LATENT, v->rows);
     explain_route(v, "q and k norm", "", &v->f->joint.sums, v->rows, v->f->joint.heads);

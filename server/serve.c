@@ -461,7 +461,7 @@ static enum status open_engine(struct server *s, const struct options *o, struct
                   .waiting_max = s->setup.options.max_num_queued_reqs,
                   .max_model_len = s->footprint.max_model_len,
                   .eos_count = s->setup.model.eos_count,
-                  .prefix_caching = o->prefix_caching,
+                  .prefix_caching = s->setup.options.prefix_caching,
                   .speculation = o->speculation},
         .measure_costs = true,
         .queued_tokens_max = o->max_num_queued_tokens,

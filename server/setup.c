@@ -151,6 +151,24 @@ out:
     return st;
 }
 
+/* What a layer that recurs remembers of a text is one state, that of its last token: there is none
+ * to begin with in the middle, and none to go back to. */
+static enum status check_recurrent(struct setup *s, struct err *err)
+{
+    struct options *o = &s->options;
+    if (model_config_recurring(&s->model) == 0)
+        return OK;
+    o->prefix_caching = false;
+    const char *name = o->speculation.tokens > 0 ? "speculative-config"
+                       : o->shared_prefix_cache  ? "shared-prefix-cache"
+                                                 : NULL;
+    return name ? base_fail(err, ERR_USAGE,
+                            "--%s is for models that keep keys and values of all tokens; layers "
+                            "that recur (linear_attention) keep one state",
+                            name)
+                : OK;
+}
+
 enum status setup_open(const struct options *o, struct setup *out, struct err *err)
 {
     enum status st = OK;
@@ -162,6 +180,7 @@ enum status setup_open(const struct options *o, struct setup *out, struct err *e
     TRY(model_config_load(o->model, &out->model, &out->defaults, err));
     TRY(model_config_quantize(&out->model, options_quantization(o), options_widen(o), err));
     TRY(choose_runner(out, err));
+    TRY(check_recurrent(out, err));
     if (o->max_num_queued_reqs == 0)
         out->options.max_num_queued_reqs =
             out->model.pooling ? OPTIONS_QUEUED_VECTORS : OPTIONS_QUEUED_DEFAULT;
@@ -291,7 +310,7 @@ void setup_table(const struct setup *s, const struct footprint *f, struct buf *o
         out, "context %d, %d sequence%s, steps of up to %d row%s, %d KV block%s of %d tokens",
         f->max_model_len, f->limits.slots, plural(f->limits.slots), f->limits.rows,
         plural(f->limits.rows), f->limits.blocks, plural(f->limits.blocks), BACKEND_BLOCK_TOKENS);
-    if (f->limits.groups.layers < s->model.layers)
+    if (f->limits.groups.layers < s->model.layers - model_config_recurring(&s->model))
         buf_printf(out, " x %d layers", f->limits.groups.layers);
     buf_printf(out, " in %s", dtype_name(f->kv_dtype));
     if (f->limits.homes > 1)
@@ -300,6 +319,12 @@ void setup_table(const struct setup *s, const struct footprint *f, struct buf *o
                f->max_model_len > 0
                    ? (double)f->limits.homes * f->limits.blocks / footprint_context_blocks(f)
                    : 0);
+    const int32_t recurring = model_config_recurring(&s->model);
+    if (recurring > 0)
+        buf_printf(out,
+                   "%d of %d layers recur: rank 0 keeps %s of each sequence for them; no prefixes "
+                   "are cached\n",
+                   recurring, s->model.layers, base_human_bytes(w, sizeof w, f->rank[0].state));
     const struct speculation *guesses = &s->options.speculation;
     if (guesses->tokens > 0)
         buf_printf(out, "up to %d guesses a step and sequence, from n-grams of %d to %d tokens\n",

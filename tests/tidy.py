@@ -188,6 +188,7 @@ TESTED_BY = {
     "engine/model/layout_fill.c": "tests/test_model.c",
     "engine/model/rope.c": "tests/test_model.c",
     "engine/model/model.c": "tests/test_model.c",
+    "engine/model/model_bind.c": "tests/test_model.c",
     "engine/parallel/flow.c": "tests/test_modes.c tests/blackbox/test_modes.py",
     "engine/parallel/groups.c": "tests/test_mesh.c",
     "engine/parallel/mesh.c": "tests/test_mesh.c tests/blackbox/test_layouts.py",

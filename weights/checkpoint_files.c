@@ -8,6 +8,7 @@
 #include "weights/checkpoint_files.h"
 
 #include "config/jdoc.h"
+#include "weights/checkpoint_views.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -181,7 +182,8 @@ static enum status reserve_pieces(struct checkpoint_files *f, struct err *err)
 {
     size_t n = 1;
     for (int32_t i = 0; i < f->file_count; i++)
-        n += (size_t)f->files[i].st.count;
+        for (int32_t k = 0; k < f->files[i].st.count; k++)
+            n += 1 + (size_t)checkpoint_views_count(&f->files[i].st.entries[k]);
     f->pieces = n > INT32_MAX ? NULL : calloc(n, sizeof *f->pieces);
     if (f->pieces)
         return OK;
@@ -240,6 +242,37 @@ static enum status add_piece(struct checkpoint_files *f, int32_t file,
     return OK;
 }
 
+/* The pieces that a tensor of another shape is seen as. */
+static enum status add_views(struct checkpoint_files *f, int32_t file,
+                             const struct safetensors_entry *e, struct err *err)
+{
+    char room[PLACEMENT_NAME_MAX];
+    const char *name = checkpoint_files_name(e->name, room);
+    const int32_t count = checkpoint_views_count(e);
+    for (int32_t i = 0; i < count; i++) {
+        struct checkpoint_view v;
+        if (!checkpoint_views_get(e, name, i, &v))
+            return base_fail(err, ERR_MODEL, "%.200s: the name of tensor %.120s is too long",
+                             f->dir, e->name);
+        char *own = strdup(v.name);
+        if (!own)
+            return no_memory(f, err);
+        f->pieces[f->piece_count++] = (struct checkpoint_piece){
+            .name = own,
+            .name_in_file = e->name,
+            .own = own,
+            .dtype = e->dtype,
+            .ndim = v.ndim,
+            .shape = {v.shape[0], v.shape[1]},
+            .box = {{0, v.shape[0]}, {0, v.shape[1]}},
+            .offset = e->offset + v.offset,
+            .file = file,
+            .rank = f->files[file].rank,
+        };
+    }
+    return OK;
+}
+
 static int by_name(const void *a, const void *b)
 {
     const struct checkpoint_piece *x = a, *y = b;
@@ -259,8 +292,9 @@ static enum status add_whole_tensors(struct checkpoint_files *f, struct err *err
             const struct safetensors_entry *e = &f->files[i].st.entries[k];
             int64_t shape[2];
             whole_shape(e, shape);
-            st = add_piece(f, i, e, shape, (struct placement_box){{0, shape[0]}, {0, shape[1]}},
-                           err);
+            const struct placement_box whole = {{0, shape[0]}, {0, shape[1]}};
+            st = checkpoint_views_count(e) > 0 ? add_views(f, i, e, err)
+                                               : add_piece(f, i, e, shape, whole, err);
             if (st != OK)
                 return st;
         }
@@ -318,15 +352,42 @@ static enum status index_files(struct checkpoint_files *f, const struct jdoc *ma
     return refuse_strays(f, "model-[0-9]*-of-[0-9]*.safetensors", INDEX, err);
 }
 
+static int by_text(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* Every tensor of the map is in a file. */
+static enum status index_is_there(const struct checkpoint_files *f, const struct jdoc *map,
+                                  struct err *err)
+{
+    enum status st = OK;
+    const char *tensor;
+    const struct jdoc *file;
+    const size_t n = (size_t)f->piece_count;
+    const char **names = calloc(n + 1, sizeof *names); /* of the files */
+    if (!names)
+        return no_memory(f, err);
+    for (size_t i = 0; i < n; i++)
+        names[i] = f->pieces[i].name_in_file;
+    qsort(names, n, sizeof *names, by_text);
+    void *i = jdoc_iter(map, NULL, &tensor, &file);
+    for (; i && st == OK; i = jdoc_iter(map, i, &tensor, &file))
+        if (!bsearch(&tensor, names, n, sizeof *names, by_text))
+            st = base_fail(err, ERR_MODEL,
+                           "%.200s/" INDEX ": tensor %.100s: expected in %.80s, which lacks it",
+                           f->dir, tensor, jdoc_string(file));
+    free(names);
+    return st;
+}
+
 /* The map and the headers name the same tensors in the same files. */
 static enum status index_agrees(const struct checkpoint_files *f, const struct jdoc *map,
                                 struct err *err)
 {
-    const char *tensor;
-    const struct jdoc *file;
     for (int32_t i = 0; i < f->piece_count; i++) {
         const struct checkpoint_piece *p = &f->pieces[i];
-        file = jdoc_get(map, p->name_in_file);
+        const struct jdoc *file = jdoc_get(map, p->name_in_file);
         if (!file)
             return base_fail(err, ERR_MODEL, "%.200s/%s: tensor %.100s is not in " INDEX, f->dir,
                              f->files[p->file].name, p->name_in_file);
@@ -335,15 +396,7 @@ static enum status index_agrees(const struct checkpoint_files *f, const struct j
                              "%.200s/" INDEX ": tensor %.100s: expected in %.80s, found in %s",
                              f->dir, p->name_in_file, jdoc_string(file), f->files[p->file].name);
     }
-    char room[PLACEMENT_NAME_MAX];
-    for (void *i = jdoc_iter(map, NULL, &tensor, &file); i; i = jdoc_iter(map, i, &tensor, &file)) {
-        const struct checkpoint_piece *p = find_piece(f, checkpoint_files_name(tensor, room));
-        if (!p || strcmp(p->name_in_file, tensor) != 0)
-            return base_fail(err, ERR_MODEL,
-                             "%.200s/" INDEX ": tensor %.100s: expected in %.80s, which lacks it",
-                             f->dir, tensor, jdoc_string(file));
-    }
-    return OK;
+    return index_is_there(f, map, err);
 }
 
 static enum status open_index(struct checkpoint_files *f, struct err *err)

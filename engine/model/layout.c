@@ -9,6 +9,7 @@
 #include <string.h>
 
 #define ATTN "self_attn."
+#define LINEAR "linear_attn."
 #define QWEN "mlp.experts.%d."
 #define MIXTRAL "block_sparse_moe.experts.%d."
 #define GPT_OSS "mlp.experts."
@@ -44,6 +45,20 @@ static const struct param params[] = {
      {KV_LATENT_NORM ".weight"}},
     {ROLE_KEY_UP, true, MIXTURE_NONE, ATTN "key_up.%d", NULL, {KV_UP}},
     {ROLE_VALUE_UP, true, MIXTURE_NONE, ATTN "value_up.%d", NULL, {KV_UP}},
+    {ROLE_ATTENTION_GATE, true, MIXTURE_NONE, ATTN "gate", NULL, {ATTN "q_proj.weight"}},
+    {ROLE_RECURRENT, true, MIXTURE_NONE, LINEAR "in_proj_qkvz", NULL,
+     {LINEAR "in_proj_qkv.weight", LINEAR "in_proj_z.weight"}},
+    {ROLE_RECURRENT, true, MIXTURE_NONE, LINEAR "in_proj_qkvz", NULL,
+     {LINEAR "in_proj_qkvz.weight"}},
+    {ROLE_RECURRENT_GATES, true, MIXTURE_NONE, LINEAR "in_proj_ba", NULL,
+     {LINEAR "in_proj_b.weight", LINEAR "in_proj_a.weight"}},
+    {ROLE_RECURRENT_GATES, true, MIXTURE_NONE, LINEAR "in_proj_ba", NULL,
+     {LINEAR "in_proj_ba.weight"}},
+    {ROLE_CONV, true, MIXTURE_NONE, LINEAR "conv1d", NULL, {LINEAR "conv1d.weight"}},
+    {ROLE_DECAY, true, MIXTURE_NONE, LINEAR "A_log", NULL, {LINEAR "A_log"}},
+    {ROLE_DECAY_BIAS, true, MIXTURE_NONE, LINEAR "dt_bias", NULL, {LINEAR "dt_bias"}},
+    {ROLE_RECURRENT_NORM, true, MIXTURE_NONE, LINEAR "norm", NULL, {LINEAR "norm.weight"}},
+    {ROLE_RECURRENT_OUT, true, MIXTURE_NONE, LINEAR "out_proj", NULL, {LINEAR "out_proj.weight"}},
     {ROLE_QKV_BIAS, true, MIXTURE_NONE, ATTN "qkv_proj.bias", NULL,
      {ATTN "q_proj.bias", ATTN "k_proj.bias", ATTN "v_proj.bias"}},
     {ROLE_Q_NORM, true, MIXTURE_NONE, ATTN "q_norm", NULL, {ATTN "q_norm.weight"}},
@@ -115,7 +130,8 @@ static const struct param params[] = {
 /* clang-format on */
 
 /* Roles of linears are their parts of a plan. */
-_Static_assert((int)ROLE_HEAD == PLAN_HEAD && (int)ROLE_LATENT == PLAN_LATENT, "roles");
+_Static_assert((int)ROLE_HEAD == PLAN_HEAD && (int)ROLE_RECURRENT_OUT == PLAN_RECURRENT_OUT,
+               "roles");
 /* Those that may come as codes are bits of left_out. */
 _Static_assert(ROLE_VALUE_UP < 31, "bits");
 
@@ -123,7 +139,7 @@ _Static_assert(ROLE_VALUE_UP < 31, "bits");
 static bool is_beside(enum role role)
 {
     return param_goes_with_qkv(role) || param_is_latent(role) || role == ROLE_ROUTER ||
-           param_is_post_norm(role) || param_is_bias(role);
+           role == ROLE_ATTENTION_GATE || param_is_post_norm(role) || param_is_bias(role);
 }
 
 static bool is_norm(enum role role)
@@ -186,6 +202,10 @@ static bool has_param(const struct model_config *m, const struct param *p)
         return param_is_fused(p) == (m->latent.query == 0);
     if (p->role == ROLE_QKV)
         return makes_queries(m, p);
+    if (p->role == ROLE_ATTENTION_GATE)
+        return m->attention_gate;
+    if (p->role == ROLE_RECURRENT || p->role == ROLE_RECURRENT_GATES)
+        return param_is_fused(p) == (m->recurrent.by_head != 0);
     if (p->role == ROLE_GATE_UP && !param_in_turns(m))
         return param_is_fused(p) == m->fused_gate_up;
     if (is_norm(p->role))
@@ -193,14 +213,17 @@ static bool has_param(const struct model_config *m, const struct param *p)
     return true;
 }
 
-/* Has such a layer it? To plans all are alike. */
+/* Has such a layer it? To plans all are alike, and attend. */
 static bool is_in_layer(const struct model_config *m, const struct param *p, int32_t layer,
                         bool planned)
 {
     if (p->per_layer != (layer >= 0) || !has_param(m, p))
         return false;
     if (planned)
-        return !param_is_dense(p->role) && !param_is_shared(p);
+        return !param_is_dense(p->role) && !param_is_shared(p) && !param_is_recurrent(p->role);
+    if (layer >= 0 &&
+        (model_config_recurs(m, layer) ? param_is_attention(p->role) : param_is_recurrent(p->role)))
+        return false;
     return p->mixture == MIXTURE_NONE || param_is_dense(p->role) == model_config_is_dense(m, layer);
 }
 
@@ -216,7 +239,8 @@ static const char *const ignored[] = {"model.layers.*.self_attn.rotary_emb.inv_f
                                       "model.vision_tower.**",
                                       "model.multi_modal_projector.**",
                                       "visual.**",
-                                      "model.visual.**"};
+                                      "model.visual.**",
+                                      "mtp.**"};
 
 struct span layout_heads(const struct model_config *m, const struct flow *f, int32_t rank)
 {
@@ -236,8 +260,10 @@ void layout_left_out(const struct checkpoint *c, struct model_config *m)
         const struct param *p = &params[i];
         if (!has_param(m, p) || !param_is_coded(m, p) || param_is_shared(p))
             continue;
-        layout_fill_name(name, p->tensors[0],
-                         (struct which){param_is_dense(p->role) ? 0 : m->mixture.dense, 0});
+        int32_t layer = 0;
+        while (layer < m->layers - 1 && !is_in_layer(m, p, layer, false))
+            layer++;
+        layout_fill_name(name, p->tensors[0], (struct which){layer, 0});
         if (checkpoint_find(c, name))
             m->quant.left_out |= 1 << p->role;
     }
@@ -446,6 +472,15 @@ out:
     return st;
 }
 
+struct recurrent_heads layout_recurrent_heads(const struct model_config *m, const struct flow *f,
+                                              int32_t rank)
+{
+    const struct recurrent_config *x = &m->recurrent;
+    const int32_t keys = (int32_t)span_len(layout_fill_recurrent_heads(m, f, rank));
+    const int32_t values = keys > 0 ? keys * (x->values / x->keys) : 0;
+    return (struct recurrent_heads){keys, values, x->key_dim, x->value_dim, x->taps};
+}
+
 enum status layout_open(const struct model_config *m, const struct flow *f, int32_t rank,
                         struct layout **out, struct err *err)
 {
@@ -465,17 +500,40 @@ void layout_close(struct layout *l)
     free(l);
 }
 
-/* Every layer has the bytes of the first behind those that are dense. */
+/* Have two layers weights of the same sizes? */
+static bool is_alike(const struct model_config *m, int32_t a, int32_t b)
+{
+    return model_config_is_dense(m, a) == model_config_is_dense(m, b) &&
+           model_config_recurs(m, a) == model_config_recurs(m, b);
+}
+
+/* Those that are like this one, if it is the first of them; else 0. */
+static int32_t first_of_alike(const struct model_config *m, int32_t layer)
+{
+    int32_t n = 0;
+    for (int32_t i = 0; i < layer; i++)
+        if (is_alike(m, i, layer))
+            return 0;
+    for (int32_t i = layer; i < m->layers; i++)
+        n += is_alike(m, i, layer);
+    return n;
+}
+
+/* Without a list of all weights: of layers that are alike the first is looked at. */
 enum status layout_arena_bytes(const struct model_config *m, const struct flow *f, int32_t rank,
                                size_t *bytes, struct err *err)
 {
+    enum status st = OK;
     struct layout *l = NULL;
-    const int32_t last = m->mixture.dense;
-    const enum status st = open_layers(m, f, rank, last + 1, &l, err);
+    int32_t layers = 0;
+    for (int32_t i = 0; i < m->layers; i++)
+        layers = first_of_alike(m, i) > 0 ? i + 1 : layers;
     *bytes = 0;
-    for (int32_t i = 0; st == OK && i < l->count; i++)
+    TRY(open_layers(m, f, rank, layers, &l, err));
+    for (int32_t i = 0; i < l->count; i++)
         *bytes += base_align(l->weights[i].bytes, 64) *
-                  (l->layers[i] < last ? 1 : (size_t)(m->layers - last));
+                  (l->layers[i] < 0 ? 1 : (size_t)first_of_alike(m, l->layers[i]));
+out:
     layout_close(l);
     return st;
 }
@@ -484,8 +542,9 @@ size_t layout_kv_bytes_per_token(const struct model_config *m, const struct flow
                                  enum dtype kv_dtype)
 {
     const size_t sides = m->latent.value > 0 ? 1 : 2; /* a latent is key and value */
-    return sides * (size_t)m->layers * (size_t)span_len(layout_kv_heads(m, f, rank)) *
-           (size_t)m->head_dim * dtype_size(kv_dtype);
+    const size_t layers = (size_t)(m->layers - model_config_recurring(m));
+    return sides * layers * (size_t)span_len(layout_kv_heads(m, f, rank)) * (size_t)m->head_dim *
+           dtype_size(kv_dtype);
 }
 
 enum status layout_check(const struct layout *l, const struct checkpoint *c, int32_t *ignored_count,

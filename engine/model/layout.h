@@ -69,8 +69,8 @@ struct layout {
     size_t arena_bytes;             /* of all weights, with alignment */
 };
 
-/* Which linears a checkpoint of packed integers has as values, by its first layer; the others are
- * to be alike, which checkpoint_check sees. Before the flow is made. */
+/* Which linears a checkpoint of packed integers has as values, by its first layer of a kind; the
+ * others are to be alike, which checkpoint_check sees. Before the flow is made. */
 void layout_left_out(const struct checkpoint *c, struct model_config *m);
 
 /* Proves the plan on the family and works out the flow. dtype: what linears are stored in. The flow
@@ -84,6 +84,9 @@ struct span layout_heads(const struct model_config *m, const struct flow *f, int
 struct span layout_kv_heads(const struct model_config *m, const struct flow *f, int32_t rank);
 size_t layout_kv_bytes_per_token(const struct model_config *m, const struct flow *f, int32_t rank,
                                  enum dtype kv_dtype);
+/* Its heads in layers that recur. */
+struct recurrent_heads layout_recurrent_heads(const struct model_config *m, const struct flow *f,
+                                              int32_t rank);
 enum status layout_arena_bytes(const struct model_config *m, const struct flow *f, int32_t rank,
                                size_t *bytes, struct err *err) MUST_USE;
 

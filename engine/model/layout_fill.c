@@ -88,6 +88,28 @@ static struct span blocks_of(const struct layout *l, enum plan_part part, const 
     return (struct span){(int64_t)index * each, ((int64_t)index + 1) * each};
 }
 
+static struct span moved(struct span s, int64_t by)
+{
+    return (struct span){s.begin + by, s.end + by};
+}
+
+/* What a tensor has for a head are `together` rows, and of these `count` from `before` on. */
+struct head_part {
+    int64_t before, count, together;
+};
+
+/* That part of each of these heads, of so many in the tensor. */
+static void add_heads(struct local_weight *w, const char *tensor, struct which at, int64_t heads,
+                      int64_t cols, struct span mine, struct head_part part, struct span in)
+{
+    const int64_t rows = heads * part.together;
+    if (span_len(mine) == 0) /* its tensor belongs to the model all the same */
+        add_slice(w, tensor, at, rows, cols, (struct span){0, 0}, in);
+    for (int64_t h = mine.begin; h < mine.end; h++)
+        add_slice(w, tensor, at, rows, cols,
+                  moved((struct span){0, part.count}, h * part.together + part.before), in);
+}
+
 /* Rows of the t-th of some matrices that have a tensor each, or one all together. */
 static void add_part(struct local_weight *w, const struct param *p, struct which at,
                      const int64_t *sizes, size_t count, size_t t, int64_t cols, struct span rows,
@@ -116,8 +138,68 @@ static void fill_qkv(const struct layout *l, const struct model_config *m, const
     for (int32_t x = (int32_t)mine.begin; x < mine.end; x++) {
         const struct span q = layout_fill_query_heads(m, n, x), kv = layout_fill_kv_heads(m, q);
         const struct span mine_of[] = {scaled(q, dh), scaled(kv, dh), scaled(kv, dh)};
-        for (size_t t = 0; t < ARRAY_LEN(mine_of); t++)
+        if (m->attention_gate)
+            add_heads(w, p->tensors[0], at, m->heads, m->hidden, q,
+                      (struct head_part){0, dh, 2 * dh}, in);
+        for (size_t t = m->attention_gate; t < ARRAY_LEN(mine_of); t++)
             add_part(w, p, at, sizes, ARRAY_LEN(sizes), t, m->hidden, mine_of[t], in);
+    }
+}
+
+/* Of each query head what stands behind its query. */
+static void fill_attention_gate(const struct layout *l, const struct model_config *m,
+                                const struct param *p, struct which at, struct local_weight *w)
+{
+    const struct span in = flow_inputs(l->flow, PLAN_ATTENTION_GATE, l->rank);
+    const int64_t dh = m->head_dim;
+    add_heads(w, p->tensors[0], at, m->heads, m->hidden, l->heads,
+              (struct head_part){dh, dh, 2 * dh}, in);
+}
+
+struct span layout_fill_recurrent_heads(const struct model_config *m, const struct flow *f,
+                                        int32_t rank)
+{
+    return placement_block(m->recurrent.keys, spread_pieces(&f->mesh, &f->attention, SPREAD_COLS),
+                           spread_index(&f->mesh, &f->attention, SPREAD_COLS, rank));
+}
+
+/* Outputs of a layer that recurs, of this rank's heads: [q | k | v | z]. */
+static void fill_recurrent(const struct layout *l, const struct model_config *m,
+                           const struct param *p, struct which at, struct local_weight *w)
+{
+    const struct recurrent_config *x = &m->recurrent;
+    const struct span in = flow_inputs(l->flow, PLAN_RECURRENT, l->rank);
+    const struct span mine = layout_fill_recurrent_heads(m, l->flow, l->rank);
+    const int64_t key = x->key_dim, value = (int64_t)(x->values / x->keys) * x->value_dim;
+    const int64_t sizes[] = {key, key, value, value}; /* of a key head */
+    const int64_t together = x->by_head ? 2 * key + 2 * value : 2 * key + value;
+    int64_t before = 0;
+    for (size_t i = 0; i < ARRAY_LEN(sizes); before += sizes[i++]) {
+        if (x->by_head)
+            add_heads(w, p->tensors[0], at, x->keys, m->hidden, mine,
+                      (struct head_part){before, sizes[i], together}, in);
+        else if (before < together)
+            add_slice(w, p->tensors[0], at, x->keys * together, m->hidden,
+                      moved(scaled(mine, sizes[i]), x->keys * before), in);
+        else
+            add_slice(w, p->tensors[1], at, x->keys * value, m->hidden, scaled(mine, value), in);
+    }
+}
+
+/* [b | a] of their value heads. */
+static void fill_recurrent_gates(const struct layout *l, const struct model_config *m,
+                                 const struct param *p, struct which at, struct local_weight *w)
+{
+    const struct recurrent_config *x = &m->recurrent;
+    const struct span in = flow_inputs(l->flow, PLAN_RECURRENT_GATES, l->rank);
+    const struct span mine = layout_fill_recurrent_heads(m, l->flow, l->rank);
+    const int64_t group = x->values / x->keys;
+    for (int32_t i = 0; i < 2; i++) {
+        if (x->by_head)
+            add_heads(w, p->tensors[0], at, x->keys, m->hidden, mine,
+                      (struct head_part){i * group, group, 2 * group}, in);
+        else
+            add_slice(w, p->tensors[i], at, x->values, m->hidden, scaled(mine, group), in);
     }
 }
 
@@ -202,11 +284,6 @@ static struct mlp_columns mlp_columns(const struct model_config *m, const struct
     return (struct mlp_columns){m->mlp, 0, m->mlp};
 }
 
-static struct span moved(struct span s, int64_t by)
-{
-    return (struct span){s.begin + by, s.end + by};
-}
-
 static void fill_gate_up(const struct layout *l, const struct model_config *m,
                          const struct param *p, struct which at, struct local_weight *w)
 {
@@ -250,6 +327,23 @@ static void fill_expert_bias(const struct layout *l, const struct model_config *
     }
 }
 
+static void fill_recurrent_vector(const struct layout *l, const struct model_config *m,
+                                  const struct param *p, struct which at, struct local_weight *w)
+{
+    const struct recurrent_config *x = &m->recurrent;
+    const struct span mine = layout_fill_recurrent_heads(m, l->flow, l->rank);
+    const int64_t group = x->values / x->keys, taps = x->taps;
+    const int64_t sizes[] = {x->key_dim * taps, x->key_dim * taps, group * x->value_dim * taps};
+    int64_t before = 0, channels = x->keys * (sizes[0] + sizes[1] + sizes[2]);
+    if (p->role == ROLE_RECURRENT_NORM)
+        add_elements(w, p->tensors[0], at, x->value_dim, (struct span){0, x->value_dim});
+    else if (p->role != ROLE_CONV)
+        add_elements(w, p->tensors[0], at, x->values, scaled(mine, group));
+    else
+        for (size_t i = 0; i < ARRAY_LEN(sizes); before += x->keys * sizes[i++])
+            add_elements(w, p->tensors[0], at, channels, moved(scaled(mine, sizes[i]), before));
+}
+
 /* Norms are whole on every rank: each form of a step scales with another part of them. A bias is
  * added where the heads are whole, in attention. */
 static void fill_vector(const struct layout *l, const struct model_config *m, const struct param *p,
@@ -257,7 +351,7 @@ static void fill_vector(const struct layout *l, const struct model_config *m, co
 {
     const int64_t dh = m->head_dim;
     w->kind = LOCAL_VECTOR;
-    w->plus = m->norm_offset && !param_is_bias(p->role) ? 1 : 0;
+    w->plus = m->norm_offset && !param_is_bias(p->role) && !param_is_recurrent(p->role) ? 1 : 0;
     w->spec = (struct weight_spec){.out = 1, .dtype = DTYPE_F32, .leaves = 1};
     if (p->role == ROLE_QKV_BIAS) {
         add_elements(w, p->tensors[0], at, m->heads * dh, scaled(l->heads, dh));
@@ -271,6 +365,8 @@ static void fill_vector(const struct layout *l, const struct model_config *m, co
         add_elements(w, p->tensors[0], at, m->heads, l->heads);
     } else if (p->role == ROLE_GATE_UP_BIAS || p->role == ROLE_DOWN_BIAS) {
         fill_expert_bias(l, m, p, at, w);
+    } else if (param_is_recurrent(p->role)) {
+        fill_recurrent_vector(l, m, p, at, w);
     } else {
         const bool of_experts = p->role == ROLE_ROUTER_BIAS || p->role == ROLE_CORRECTION;
         const int64_t n = param_goes_with_qkv(p->role)        ? dh
@@ -287,7 +383,8 @@ static bool is_vector(enum role role)
 {
     return role == ROLE_ATTN_NORM || role == ROLE_MLP_NORM || role == ROLE_FINAL_NORM ||
            param_is_post_norm(role) || param_goes_with_qkv(role) || param_is_bias(role) ||
-           param_is_latent_norm(role);
+           param_is_latent_norm(role) || role == ROLE_CONV || role == ROLE_DECAY ||
+           role == ROLE_DECAY_BIAS || role == ROLE_RECURRENT_NORM;
 }
 
 /* Never quantised: what it chooses changes at once. MiniMax publishes it in F32 beside other types.
@@ -329,6 +426,15 @@ void layout_fill(const struct layout *l, const struct model_config *m, const str
         fill_qkv(l, m, p, at, w);
     else if (p->role == ROLE_LATENT)
         fill_latents(l, m, p, at, w);
+    else if (p->role == ROLE_ATTENTION_GATE)
+        fill_attention_gate(l, m, p, at, w);
+    else if (p->role == ROLE_RECURRENT)
+        fill_recurrent(l, m, p, at, w);
+    else if (p->role == ROLE_RECURRENT_GATES)
+        fill_recurrent_gates(l, m, p, at, w);
+    else if (p->role == ROLE_RECURRENT_OUT)
+        add_slice(w, p->tensors[0], at, m->hidden,
+                  (int64_t)m->recurrent.values * m->recurrent.value_dim, out, in);
     else if (p->role == ROLE_GATE_UP && param_in_turns(m))
         fill_pairs(l, m, p, at, w);
     else if (p->role == ROLE_GATE_UP || p->role == ROLE_DENSE_GATE_UP)
@@ -357,8 +463,15 @@ size_t layout_fill_slices(const struct layout *l, enum role role)
     const size_t experts = (size_t)l->flow->mixture.experts;
     const enum plan_part part = (enum plan_part)role;
     int32_t n;
-    if (role == ROLE_QKV)
-        return 3 * (size_t)span_len(blocks_of(l, part, &l->flow->attention, &n));
+    if (role == ROLE_QKV) /* where there are gates, each query head has a slice for itself */
+        return (3 + (size_t)l->flow->gated_heads) *
+               (size_t)span_len(blocks_of(l, part, &l->flow->attention, &n));
+    if (role == ROLE_ATTENTION_GATE)
+        return 1 + (size_t)l->flow->gated_heads;
+    if (role == ROLE_RECURRENT || role == ROLE_RECURRENT_GATES)
+        return 4 * ((size_t)l->flow->recurrent.keys + 1); /* by head, or a few in all */
+    if (role == ROLE_CONV)
+        return 3;
     if (role == ROLE_GATE_UP || role == ROLE_DENSE_GATE_UP)
         return 2 * (size_t)span_len(blocks_of(l, part, &l->flow->mlp, &n));
     if (role == ROLE_QKV_BIAS)

@@ -40,6 +40,22 @@ static inline bool param_is_latent(enum role role)
     return role == ROLE_LATENT || param_is_latent_norm(role) || param_is_head(role);
 }
 
+/* Of layers that recur. */
+static inline bool param_is_recurrent(enum role role)
+{
+    return role == ROLE_RECURRENT || role == ROLE_RECURRENT_GATES || role == ROLE_RECURRENT_OUT ||
+           role == ROLE_CONV || role == ROLE_DECAY || role == ROLE_DECAY_BIAS ||
+           role == ROLE_RECURRENT_NORM;
+}
+
+/* Of layers that attend. */
+static inline bool param_is_attention(enum role role)
+{
+    return role == ROLE_QKV || role == ROLE_O || role == ROLE_ATTENTION_GATE ||
+           role == ROLE_QKV_BIAS || role == ROLE_O_BIAS || role == ROLE_Q_NORM ||
+           role == ROLE_K_NORM || role == ROLE_SINKS || param_is_latent(role);
+}
+
 /* Those of the attention beside the product. */
 static inline bool param_goes_with_qkv(enum role role)
 {
@@ -92,7 +108,8 @@ static inline bool param_is_coded(const struct model_config *m, const struct par
     if (param_in_turns(m))
         return param_is_expert(p);
     return (part == PLAN_QKV || part == PLAN_O || part == PLAN_GATE_UP || part == PLAN_DOWN ||
-            part == PLAN_LATENT || param_is_dense(p->role) || param_is_head(p->role)) &&
+            part == PLAN_LATENT || part == PLAN_ATTENTION_GATE || part == PLAN_RECURRENT ||
+            part == PLAN_RECURRENT_OUT || param_is_dense(p->role) || param_is_head(p->role)) &&
            !(m->quant.left_out >> part & 1);
 }
 
@@ -111,6 +128,9 @@ static inline struct span layout_fill_kv_heads(const struct model_config *m, str
     return (struct span){query.begin / group, (query.end - 1) / group + 1};
 }
 
+/* Key heads of a rank in layers that recur. */
+struct span layout_fill_recurrent_heads(const struct model_config *m, const struct flow *f,
+                                        int32_t rank);
 /* The name of one of them, PLACEMENT_NAME_MAX long. */
 void layout_fill_name(char *dst, const char *pattern, struct which at);
 /* How many slices a weight has, at most. */

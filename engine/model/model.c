@@ -1,67 +1,13 @@
 /* DESIGN: model_forward reads like the model. x is this rank's part of the residual stream, n the
  * normed input of the next linear; every addition to x is fused with the norm that follows it.
  * Where the parts lie is the parallel layer's business, in every layout. */
-#include "engine/model/model.h"
+#include "engine/model/model_state.h"
 
 #include "engine/carve.h"
 #include "engine/model/rope.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-struct layer {
-    struct parallel_weight qkv, o, gate_up, down;
-    const float *attn_norm, *mlp_norm, *o_bias; /* NULL: none */
-    struct {                                    /* of what attention and MLP make */
-        const float *attn, *mlp;                /* NULL: none */
-    } post_norm;
-    struct qkv_rules rules;
-    struct joint_norm joint; /* instead of norms in the rules; heads 0: none */
-    struct {                 /* what queries, keys and values are made of */
-        bool there;
-        struct parallel_weight down;
-        struct latent_rules rules;
-        struct experts *key_up, *value_up; /* NULL where this rank has no heads */
-    } latent;
-    struct attention attention;
-    struct kv_group_place kv;
-    const float *rope; /* the model's, or its local one */
-    int32_t rotary;    /* elements of a head that turn; 0: the layer has no rotation */
-    struct {           /* instead of gate_up and down */
-        const struct weight *router; /* NULL: there is none, also in a mixture's dense layers */
-        struct experts *gate_up, *down;
-        const float *router_bias, *correction, *gate_up_bias, *down_bias; /* NULL: none */
-    } mixture;
-};
-
-struct model {
-    const struct model_config *config;
-    struct backend *b;
-    struct parallel *parallel;
-    struct kv_cache *kv;
-    struct kv_groups groups;
-    struct heads heads;         /* local */
-    enum activation activation; /* of the MLP's gate */
-    int32_t rows_max, context;
-    _Atomic uint64_t *progress;
-
-    struct parallel_weight embed, head;
-    const float *final_norm;
-    struct layer *layers;
-
-    void *memory;   /* on the device: all of the following */
-    int32_t *kv_of; /* [H] */
-    struct rotation {
-        float *inv_freq; /* [E/2]; E: of a head, what turns */
-        float *table;    /* [rows in attention, E] */
-    } rope, local_rope;  /* local: of layers that slide, NULLs where it is the same */
-    struct {             /* of rows in attention, of models that have latents */
-        float *query;    /* [rows, latent.query] */
-        float *qkv;      /* [rows, own query heads and the key, each head_dim] */
-        float *values;   /* [rows, own query heads, latent.value] */
-    } latent;
-    float *x; /* this rank's part of [T, D] */
-};
 
 /* Do layers that slide turn otherwise? */
 static bool has_local_rope(const struct model_config *cfg)
@@ -84,6 +30,11 @@ static size_t carve_all(struct model *m, const struct model_config *cfg, const s
         m->latent.qkv = carve_floats(&c, rows, heads * cfg->head_dim + key);
         m->latent.values = carve_floats(&c, rows, heads * cfg->latent.value);
     }
+    const struct recurrent_heads *r = &m->recurrent;
+    const int64_t gates = cfg->attention_gate ? heads * cfg->head_dim : 0;
+    m->gates = carve_floats(&c, rows, gates > 2 * r->values ? gates : 2 * r->values);
+    m->states = carve_floats(&c, model_config_recurring(cfg),
+                             (int64_t)((size_t)m->slots * model_state_size(r)));
     m->x = carve_floats(&c, 1, (int64_t)parallel_rest_size(f, rank, m->rows_max));
     return c.used;
 }
@@ -92,9 +43,18 @@ static size_t carve_all(struct model *m, const struct model_config *cfg, const s
 static void largest(const struct model_config *m, const struct flow *f, int32_t rank, int32_t *in,
                     int32_t *out)
 {
-    static const enum plan_part products[] = {PLAN_QKV,           PLAN_LATENT,    PLAN_O,
-                                              PLAN_GATE_UP,       PLAN_DOWN,      PLAN_HEAD,
-                                              PLAN_DENSE_GATE_UP, PLAN_DENSE_DOWN};
+    static const enum plan_part products[] = {PLAN_QKV,
+                                              PLAN_LATENT,
+                                              PLAN_O,
+                                              PLAN_GATE_UP,
+                                              PLAN_DOWN,
+                                              PLAN_HEAD,
+                                              PLAN_DENSE_GATE_UP,
+                                              PLAN_DENSE_DOWN,
+                                              PLAN_ATTENTION_GATE,
+                                              PLAN_RECURRENT,
+                                              PLAN_RECURRENT_GATES,
+                                              PLAN_RECURRENT_OUT};
     *in = 0;
     *out = m->vocab;
     for (size_t i = 0; i < ARRAY_LEN(products); i++) {
@@ -170,181 +130,22 @@ size_t model_comm_bytes(const struct flow *f, int32_t rows_max, int32_t samples_
     return parallel_arena_bytes(f, rows_max, samples_max);
 }
 
+size_t model_state_bytes(const struct model_config *m, const struct flow *f, int32_t rank)
+{
+    const struct recurrent_heads h = layout_recurrent_heads(m, f, rank);
+    return (size_t)model_config_recurring(m) * model_state_size(&h) * sizeof(float);
+}
+
 size_t model_activation_bytes(const struct model_config *m, const struct flow *f, int32_t rank,
-                              int32_t rows_max, int32_t samples_max)
+                              const struct model_sizes *sizes)
 {
     const int32_t heads = (int32_t)span_len(layout_heads(m, f, rank));
-    struct model sizes = {.rows_max = rows_max, .heads = {.heads = heads}};
-    return carve_all(&sizes, m, f, rank, NULL) +
-           parallel_local_bytes(f, rank, rows_max, samples_max);
-}
-
-/* NULL: the family has none. */
-static const float *vector_of(const struct model_parts *p, enum role role, int32_t layer)
-{
-    int32_t i = layout_find(p->layout, role, layer);
-    return i >= 0 ? p->weights->vector[i] : NULL;
-}
-
-static enum status bind_linear(struct model *m, const struct model_parts *p, enum role role,
-                               int32_t layer, struct parallel_weight *out, struct err *err)
-{
-    int32_t i = layout_find(p->layout, role, layer);
-    CHECK(i >= 0);
-    return parallel_weight_open(m->parallel, (enum plan_part)role, p->weights->linear[i], out, err);
-}
-
-/* The experts of one of a layer's linears. */
-static enum status bind_experts(struct model *m, const struct model_parts *p, enum role role,
-                                int32_t layer, struct experts **out, struct err *err)
-{
-    const struct mixture_config *x = &m->config->mixture;
-    const int32_t first = layout_find(p->layout, role, layer);
-    CHECK(first >= 0);
-    return backend_experts_open(m->b, (const struct weight *const *)&p->weights->linear[first],
-                                mixture_experts(x), mixture_chosen(x), m->rows_max, out, err);
-}
-
-/* The matrices of this rank's heads. */
-static enum status bind_heads(struct model *m, const struct model_parts *p, enum role role,
-                              int32_t layer, struct experts **out, struct err *err)
-{
-    const int32_t rows = flow_home_rows(p->layout->flow, m->rows_max);
-    const int32_t first = layout_find(p->layout, role, layer);
-    *out = NULL;
-    if (m->heads.heads == 0)
-        return OK;
-    CHECK(first >= 0);
-    return backend_experts_open(m->b, (const struct weight *const *)&p->weights->linear[first],
-                                m->heads.heads, 0, rows, out, err);
-}
-
-static enum status bind_latent(struct model *m, const struct model_parts *p, int32_t layer,
-                               struct err *err)
-{
-    enum status st = OK;
-    const struct latent_config *c = &m->config->latent;
-    struct layer *l = &m->layers[layer];
-    l->latent.there = c->value > 0;
-    if (!l->latent.there)
-        return OK;
-    TRY(bind_linear(m, p, ROLE_LATENT, layer, &l->latent.down, err));
-    TRY(bind_heads(m, p, ROLE_KEY_UP, layer, &l->latent.key_up, err));
-    TRY(bind_heads(m, p, ROLE_VALUE_UP, layer, &l->latent.value_up, err));
-    l->latent.rules =
-        (struct latent_rules){.query = c->query,
-                              .value = c->value,
-                              .turns = c->turns,
-                              .query_gain = vector_of(p, ROLE_QUERY_LATENT_NORM, layer),
-                              .value_gain = vector_of(p, ROLE_VALUE_LATENT_NORM, layer),
-                              .eps = c->latent_eps};
-out:
-    return st;
-}
-
-static enum status bind_mlp(struct model *m, const struct model_parts *p, int32_t layer,
-                            struct err *err)
-{
-    enum status st = OK;
-    struct layer *l = &m->layers[layer];
-    const bool mixture = m->config->mixture.kind != MIXTURE_NONE;
-    l->gate_up.part = PLAN_GATE_UP;
-    l->down.part = PLAN_DOWN;
-    if (model_config_is_dense(m->config, layer)) {
-        const enum role gate_up = mixture ? ROLE_DENSE_GATE_UP : ROLE_GATE_UP;
-        const enum role down = mixture ? ROLE_DENSE_DOWN : ROLE_DOWN;
-        TRY(bind_linear(m, p, gate_up, layer, &l->gate_up, err));
-        TRY(bind_linear(m, p, down, layer, &l->down, err));
-    } else {
-        l->mixture.router = p->weights->linear[layout_find(p->layout, ROLE_ROUTER, layer)];
-        TRY(bind_experts(m, p, ROLE_GATE_UP, layer, &l->mixture.gate_up, err));
-        TRY(bind_experts(m, p, ROLE_DOWN, layer, &l->mixture.down, err));
-        l->mixture.router_bias = vector_of(p, ROLE_ROUTER_BIAS, layer);
-        l->mixture.correction = vector_of(p, ROLE_CORRECTION, layer);
-        l->mixture.gate_up_bias = vector_of(p, ROLE_GATE_UP_BIAS, layer);
-        l->mixture.down_bias = vector_of(p, ROLE_DOWN_BIAS, layer);
-    }
-out:
-    return st;
-}
-
-static void bind_attention(const struct model *m, const struct model_parts *p, int32_t layer,
-                           struct layer *l)
-{
-    const struct model_config *cfg = m->config;
-    const bool slides = model_config_slides(cfg, layer);
-    l->attention = (struct attention){cfg->attention_scale, cfg->attention_softcap,
-                                      slides ? cfg->window : 0, vector_of(p, ROLE_SINKS, layer)};
-    l->kv = kv_groups_place(&m->groups, cfg, layer);
-    l->rope = slides && m->local_rope.table ? m->local_rope.table : m->rope.table;
-    l->rotary = model_config_turns(cfg, layer) ? cfg->rotary_dim : 0;
-}
-
-/* Norms of q and k: of each head, or of those of all ranks together. */
-static void bind_rules(const struct model *m, const struct model_parts *p, int32_t layer,
-                       struct layer *l)
-{
-    const struct model_config *cfg = m->config;
-    const struct span heads = p->layout->heads, kv = p->layout->kv_heads;
-    const float *q = vector_of(p, ROLE_Q_NORM, layer), *k = vector_of(p, ROLE_K_NORM, layer);
-    l->rules = (struct qkv_rules){.bias = vector_of(p, ROLE_QKV_BIAS, layer),
-                                  .eps = cfg->norm_eps,
-                                  .interleaved = cfg->interleaved};
-    CHECK(!cfg->joint_norm || !l->rules.bias); /* it would come behind the norm */
-    if (cfg->joint_norm) {
-        const bool shared = heads.begin > kv.begin * (cfg->heads / cfg->kv_heads);
-        l->joint = (struct joint_norm){cfg->heads,
-                                       cfg->kv_heads,
-                                       (int32_t)heads.begin,
-                                       (int32_t)kv.begin,
-                                       shared && span_len(heads) > 0,
-                                       q,
-                                       k,
-                                       cfg->norm_eps};
-    } else {
-        l->rules.q_norm = q;
-        l->rules.k_norm = k;
-    }
-}
-
-static void bind_norms(const struct model *m, const struct model_parts *p, int32_t layer,
-                       struct layer *l)
-{
-    const float *attn = vector_of(p, ROLE_ATTN_NORM, layer);
-    const float *mlp = vector_of(p, ROLE_MLP_NORM, layer);
-    if (m->config->post_norms == POST_NORMS_OLMO) {
-        l->post_norm.attn = attn;
-        l->post_norm.mlp = mlp;
-    } else {
-        l->attn_norm = attn;
-        l->mlp_norm = mlp;
-        l->post_norm.attn = vector_of(p, ROLE_ATTN_POST_NORM, layer);
-        l->post_norm.mlp = vector_of(p, ROLE_MLP_POST_NORM, layer);
-    }
-}
-
-static enum status bind_weights(struct model *m, const struct model_parts *p, struct err *err)
-{
-    enum status st = OK;
-    TRY(bind_linear(m, p, ROLE_EMBED, -1, &m->embed, err));
-    m->head = m->embed;
-    m->head.part = PLAN_HEAD;
-    if (!m->config->tied)
-        TRY(bind_linear(m, p, ROLE_HEAD, -1, &m->head, err));
-    m->final_norm = vector_of(p, ROLE_FINAL_NORM, -1);
-    for (int32_t i = 0; i < m->config->layers; i++) {
-        struct layer *l = &m->layers[i];
-        bind_norms(m, p, i, l);
-        l->o_bias = vector_of(p, ROLE_O_BIAS, i);
-        bind_attention(m, p, i, l);
-        bind_rules(m, p, i, l);
-        TRY(bind_linear(m, p, ROLE_QKV, i, &l->qkv, err));
-        TRY(bind_latent(m, p, i, err));
-        TRY(bind_linear(m, p, ROLE_O, i, &l->o, err));
-        TRY(bind_mlp(m, p, i, err));
-    }
-out:
-    return st;
+    struct model model = {.rows_max = sizes->rows,
+                          .slots = sizes->slots,
+                          .heads = {.heads = heads},
+                          .recurrent = layout_recurrent_heads(m, f, rank)};
+    return carve_all(&model, m, f, rank, NULL) +
+           parallel_local_bytes(f, rank, sizes->rows, sizes->samples);
 }
 
 enum status model_open(const struct model_parts *parts, struct model **out, struct err *err)
@@ -364,10 +165,12 @@ enum status model_open(const struct model_parts *parts, struct model **out, stru
                     : cfg->gelu                          ? ACT_GELU_TANH
                                                          : ACT_SILU;
     m->rows_max = parts->rows_max;
+    m->slots = parts->slots;
     m->context = parts->context;
     const struct layout *l = parts->layout;
     m->heads = (struct heads){(int32_t)span_len(l->heads), (int32_t)span_len(l->kv_heads),
                               cfg->head_dim, NULL, cfg->latent.value};
+    m->recurrent = layout_recurrent_heads(cfg, l->flow, l->rank);
     size_t bytes = carve_all(m, cfg, l->flow, l->rank, NULL);
     m->memory = m->b->ops->alloc(m->b, bytes);
     m->layers = calloc((size_t)cfg->layers, sizeof *m->layers);
@@ -380,7 +183,7 @@ enum status model_open(const struct model_parts *parts, struct model **out, stru
     TRY(reserve(m, l, err));
     TRY(parallel_open(l->flow, m->b, parts->comm, parts->axis_stats, m->rows_max,
                       parts->samples_max, &m->parallel, err));
-    TRY(bind_weights(m, parts, err));
+    TRY(model_bind(m, parts, err));
     *out = m;
     m = NULL;
 out:
@@ -398,7 +201,11 @@ void model_close(struct model *m)
         parallel_weight_close(&l->latent.down);
         m->b->ops->experts_close(l->latent.key_up);
         m->b->ops->experts_close(l->latent.value_up);
+        parallel_weight_close(&l->gate);
         parallel_weight_close(&l->o);
+        parallel_weight_close(&l->recurrent.in);
+        parallel_weight_close(&l->recurrent.gates);
+        parallel_weight_close(&l->recurrent.out);
         parallel_weight_close(&l->gate_up);
         parallel_weight_close(&l->down);
         m->b->ops->experts_close(l->mixture.gate_up);
@@ -523,19 +330,57 @@ out:
     return st;
 }
 
+/* Outputs that are used behind another product of the same rows, which would take their place. */
+static enum status gates_of(struct model *m, struct parallel_weight w, struct cview n,
+                            struct view *gates, struct err *err)
+{
+    enum status st = OK;
+    struct view y;
+    TRY(parallel_linear(m->parallel, &y, n, w, err));
+    *gates = view_f32(m->gates, y.rows, y.cols);
+    if (y.cols > 0)
+        TRY(backend_scale(m->b, *gates, cview_of(y), 1, err));
+out:
+    return st;
+}
+
+/* In the place of attention: what a layer remembers of a sequence is one matrix of each head, not
+ * keys and values of all positions. */
+static enum status recurrent_forward(struct model *m, const struct layer *l,
+                                     const struct rows *rows, struct cview n, struct view *out,
+                                     struct err *err)
+{
+    enum status st = OK;
+    struct parallel *p = m->parallel;
+    struct view a, gates;
+    TRY(gates_of(m, l->recurrent.gates, n, &gates, err));
+    TRY(parallel_linear(p, &a, parallel_used(p), l->recurrent.in, err));
+    *out = parallel_input(p, l->recurrent.out);
+    if (m->recurrent.keys > 0)
+        TRY(backend_delta_rule(m->b, *out, a, cview_of(gates), &m->recurrent, &l->recurrent.rules,
+                               rows, &l->recurrent.state, err));
+out:
+    return st;
+}
+
 static enum status attention_forward(struct model *m, const struct layer *l,
                                      const struct rows *rows, struct cview rope, struct cview n,
                                      struct view *attn, struct err *err)
 {
     enum status st = OK;
     struct parallel *p = m->parallel;
-    struct view qkv;
-    TRY(parallel_linear(p, &qkv, n, l->qkv, err));
+    const bool gated = l->gate.local != NULL;
+    struct view qkv, gates;
+    if (gated)
+        TRY(gates_of(m, l->gate, n, &gates, err));
+    TRY(parallel_linear(p, &qkv, gated ? parallel_used(p) : n, l->qkv, err));
     if (l->joint.heads > 0)
         TRY(parallel_joint_norm(p, qkv, &l->joint, &m->heads, err));
     *attn = parallel_input(p, l->o);
     TRY(backend_rope_attend(m->b, *attn, qkv, &l->rules, rope, &m->heads, &l->attention, rows,
                             m->kv, l->kv.layer, err));
+    if (gated && gates.cols > 0)
+        TRY(backend_gate(m->b, *attn, cview_of(gates), err));
 out:
     return st;
 }
@@ -544,7 +389,11 @@ out:
  * made before both. */
 static struct parallel_weight first_of(const struct layer *l)
 {
-    const struct parallel_weight both = {.part = PLAN_QKV};
+    const struct parallel_weight both = {.part = l->recurrent.there ? PLAN_RECURRENT_GATES
+                                                 : l->gate.local    ? PLAN_ATTENTION_GATE
+                                                                    : PLAN_QKV};
+    if (l->recurrent.there || l->gate.local)
+        return both;
     if (!l->latent.there)
         return l->qkv;
     return l->latent.rules.query > 0 ? l->latent.down : both;
@@ -562,9 +411,11 @@ static enum status layer_forward(struct model *m, const struct layer *l, const s
     const float eps = m->config->norm_eps, scale = m->config->residual_scale;
     struct view attn, delta;
 
-    TRY(l->latent.there ? latent_forward(m, l, rows, rope, cview_of(*n), &attn, err)
-                        : attention_forward(m, l, rows, rope, cview_of(*n), &attn, err));
-    TRY(parallel_linear(p, &delta, cview_of(attn), l->o, err));
+    TRY(l->recurrent.there ? recurrent_forward(m, l, rows, cview_of(*n), &attn, err)
+        : l->latent.there  ? latent_forward(m, l, rows, rope, cview_of(*n), &attn, err)
+                           : attention_forward(m, l, rows, rope, cview_of(*n), &attn, err));
+    TRY(parallel_linear(p, &delta, cview_of(attn), l->recurrent.there ? l->recurrent.out : l->o,
+                        err));
     if (l->o_bias)
         TRY(parallel_bias(p, &delta, l->o_bias, err));
     if (l->post_norm.attn)

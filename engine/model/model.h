@@ -24,6 +24,7 @@ struct model_parts {
     struct kv_groups groups;    /* of kv */
     int32_t rows_max;           /* T of the largest step */
     int32_t samples_max;        /* R of the largest step */
+    int32_t slots;              /* of sequences */
     int32_t context;            /* positions that a sequence may have */
     _Atomic uint64_t *progress; /* bumped once per layer; may be NULL */
 };
@@ -41,9 +42,15 @@ struct model_input {
 
 /* Communicator arena a rank needs for these sizes. */
 size_t model_comm_bytes(const struct flow *f, int32_t rows_max, int32_t samples_max);
-/* Activation memory a rank allocates outside the communicator. */
+/* What the layers that recur remember of a sequence, on this rank; 0 where none does. */
+size_t model_state_bytes(const struct model_config *m, const struct flow *f, int32_t rank);
+struct model_sizes {
+    int32_t rows, samples, slots; /* of the largest step, as in struct model_parts */
+};
+/* Activation memory a rank allocates outside the communicator, with what is remembered of as many
+ * sequences as there are slots. */
 size_t model_activation_bytes(const struct model_config *m, const struct flow *f, int32_t rank,
-                              int32_t rows_max, int32_t samples_max);
+                              const struct model_sizes *sizes);
 
 /* Memory the backend takes for its scratch; 0 on the host. */
 size_t model_scratch_bytes(const struct model_config *m, const struct flow *f, int32_t rank,

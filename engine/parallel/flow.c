@@ -116,6 +116,49 @@ out:
     return st;
 }
 
+/* Outputs for each key head of a layer that recurs: of what is made of a row, [q | k | v | z], of
+ * gates, [b | a], and of what it leaves. */
+struct recurrent_widths {
+    int32_t all, gates, left;
+};
+
+static struct recurrent_widths recurrent_widths(const struct recurrent_config *x)
+{
+    if (x->keys == 0)
+        return (struct recurrent_widths){1, 1, 1};
+    const int32_t group = x->values / x->keys, value = group * x->value_dim;
+    return (struct recurrent_widths){2 * (x->key_dim + value), 2 * group, value};
+}
+
+/* What is made of rows that are at `from` by QKV or in its place, and gates, of the same rows and
+ * before it. */
+static enum status gated(const struct course *r, struct flow_linear *gates, struct flow_linear *l,
+                         const struct plan_choice *c, struct spread from)
+{
+    enum status st = OK;
+    TRY(linear(r, gates, c, from, r->f->attention));
+    TRY(linear(r, l, c, gates->uses, r->f->attention));
+out:
+    return st;
+}
+
+static enum status recurrent(const struct course *r, struct flow_phase *p,
+                             const struct plan_choice *in, const struct plan_choice *out)
+{
+    enum status st = OK;
+    const struct recurrent_config *x = &r->f->recurrent;
+    const struct recurrent_widths n = recurrent_widths(x);
+    struct flow_linear *l = &p->linear[PLAN_RECURRENT], *gates = &p->linear[PLAN_RECURRENT_GATES];
+    struct flow_linear *left = &p->linear[PLAN_RECURRENT_OUT];
+    l->out = columns(x->keys, n.all);
+    gates->out = columns(x->keys, n.gates);
+    left->in = columns(x->keys, n.left);
+    TRY(gated(r, gates, l, in, p->rest));
+    TRY(linear(r, left, out, r->f->attention, p->rest));
+out:
+    return st;
+}
+
 /* Of the head without a product: sampled rows, whole on every rank. */
 static enum status pool(const struct course *r, struct flow_linear *l, struct spread from)
 {
@@ -185,7 +228,10 @@ static enum status open_phase(struct flow *f, const struct model_config *m, enum
     struct flow_linear *embed = &p->linear[PLAN_EMBED], *head = &p->linear[PLAN_HEAD];
     p->rest = c[PLAN_EMBED].gives;
     p->linear[PLAN_QKV].out = qkv;
-    p->linear[PLAN_LATENT].in = p->linear[PLAN_LATENT].out = columns(0, 1);
+    static const enum plan_part special[] = {PLAN_LATENT, PLAN_ATTENTION_GATE, PLAN_RECURRENT,
+                                             PLAN_RECURRENT_GATES, PLAN_RECURRENT_OUT};
+    for (size_t i = 0; i < ARRAY_LEN(special); i++) /* nothing, where there is none */
+        p->linear[special[i]].in = p->linear[special[i]].out = columns(0, 1);
     p->linear[PLAN_O].in = columns(m->heads, model_config_value_dim(m));
     const int32_t experts = passes_of(&m->mixture);
     const struct extent dense = dense_columns(m);
@@ -197,8 +243,13 @@ static enum status open_phase(struct flow *f, const struct model_config *m, enum
 
     embed->product = plan_found(&c[PLAN_EMBED]);
     TRY(route(&r, embed->out, embed->product, p->rest, &embed->after));
+    if (f->recurrent.keys > 0)
+        TRY(recurrent(&r, p, &c[PLAN_RECURRENT], &c[PLAN_RECURRENT_OUT]));
     if (f->latent.value > 0)
         TRY(latents(&r, p, &c[PLAN_LATENT], qkv));
+    else if (f->gated_heads > 0)
+        TRY(gated(&r, &p->linear[PLAN_ATTENTION_GATE], &p->linear[PLAN_QKV], &c[PLAN_QKV],
+                  p->rest));
     else
         TRY(linear(&r, &p->linear[PLAN_QKV], &c[PLAN_QKV], p->rest, f->attention));
     TRY(linear(&r, &p->linear[PLAN_O], &c[PLAN_O], f->attention, p->rest));
@@ -319,6 +370,8 @@ struct span flow_inputs(const struct flow *f, enum plan_part part, int32_t rank)
  * every step reads all, but not to fewer than 8 bits. */
 static enum dtype type_of(const struct flow *f, enum plan_part part)
 {
+    if (part == PLAN_RECURRENT_GATES) /* what decays, for all rows to come */
+        return f->dtype;
     const bool head = !f->pooling && (part == PLAN_HEAD || (part == PLAN_EMBED && f->tied));
     if (f->quant.kind == QUANT_NONE || f->quant.widened || (f->quant.left_out >> part & 1))
         return f->dtype;
@@ -449,6 +502,7 @@ uint64_t flow_layer_bytes(const struct flow *f, enum plan_phase phase, int32_t r
 {
     return linear_bytes(f, phase, PLAN_QKV, rows, rank) +
            linear_bytes(f, phase, PLAN_LATENT, rows, rank) +
+           linear_bytes(f, phase, PLAN_ATTENTION_GATE, rows, rank) +
            linear_bytes(f, phase, PLAN_O, rows, rank) +
            linear_bytes(f, phase, PLAN_GATE_UP, rows, rank) +
            linear_bytes(f, phase, PLAN_DOWN, rows, rank) +
@@ -470,8 +524,13 @@ int32_t flow_layers(const struct flow *f, enum plan_part part, int32_t layers)
 {
     const bool dense = part == PLAN_DENSE_GATE_UP || part == PLAN_DENSE_DOWN;
     const bool mlp = part == PLAN_GATE_UP || part == PLAN_DOWN;
+    const bool recurs =
+        part == PLAN_RECURRENT || part == PLAN_RECURRENT_GATES || part == PLAN_RECURRENT_OUT;
     const int32_t of_dense = f->mixture.dense < layers ? f->mixture.dense : layers;
-    return dense ? of_dense : mlp ? layers - of_dense : layers;
+    const int32_t recurring = f->recurring < layers ? f->recurring : layers;
+    if (dense || mlp)
+        return dense ? of_dense : layers - of_dense;
+    return recurs ? recurring : layers - recurring;
 }
 
 /* What a rank's heads make of latents: keys' matrices are for queries, values' for what attention
@@ -529,7 +588,8 @@ static int32_t route_meetings(const struct route *r)
 
 int32_t flow_meetings(const struct flow *f, enum plan_phase phase)
 {
-    static const enum plan_part parts[] = {PLAN_QKV, PLAN_LATENT, PLAN_O, PLAN_GATE_UP, PLAN_DOWN};
+    static const enum plan_part parts[] = {PLAN_QKV, PLAN_LATENT,  PLAN_ATTENTION_GATE,
+                                           PLAN_O,   PLAN_GATE_UP, PLAN_DOWN};
     const struct flow_phase *p = &f->phase[phase];
     int32_t n = f->norms * route_meetings(&p->sums) + route_meetings(&f->joint.sums);
     for (size_t i = 0; i < ARRAY_LEN(parts); i++) {
@@ -635,6 +695,21 @@ static enum status check_latents(const struct flow *f, const struct plan *plan, 
     return OK;
 }
 
+/* The product behind gates takes what they took, which a move of them might overwrite, and heads
+ * have to stay where they are made. */
+static enum status check_gates(const struct flow *f, const struct plan *plan, struct err *err)
+{
+    for (int32_t phase = 0; phase < PLAN_PHASES && (f->gated_heads > 0 || f->recurrent.keys > 0);
+         phase++)
+        if (f->phase[phase].linear[PLAN_QKV].after.count > 0 ||
+            f->phase[phase].linear[PLAN_QKV].summa || f->phase[phase].linear[PLAN_QKV].gathered)
+            return base_fail(err, ERR_USAGE,
+                             "%s: heads with gates, and layers that recur, have to stay where they "
+                             "are made; 1d and 1d_sp are layouts where they do",
+                             plan_where(plan));
+    return OK;
+}
+
 /* The groups of a tensor's columns that have a scale together, 0: all of them, have to begin where
  * experts do that are parts of one. */
 static enum status check_shared(const struct flow *f, int32_t mlp, struct err *err)
@@ -663,9 +738,15 @@ enum status flow_open(const struct plan *plan, const struct model_config *m,
     memcpy(f->choice, layer->choice, sizeof layer->choice);
     f->choice[PLAN_DENSE_GATE_UP] = f->choice[PLAN_GATE_UP];
     f->choice[PLAN_DENSE_DOWN] = f->choice[PLAN_DOWN];
+    f->choice[PLAN_ATTENTION_GATE] = f->choice[PLAN_RECURRENT] = f->choice[PLAN_QKV];
+    f->choice[PLAN_RECURRENT_GATES] = f->choice[PLAN_QKV];
+    f->choice[PLAN_RECURRENT_OUT] = f->choice[PLAN_O];
     f->attention = plan_attention(plan, &f->choice[PLAN_QKV]);
     f->mlp = f->choice[PLAN_GATE_UP].gives;
     f->heads = m->heads;
+    f->gated_heads = m->attention_gate ? m->heads : 0;
+    f->recurrent = m->recurrent;
+    f->recurring = model_config_recurring(m);
     open_latents(f, m);
     f->hidden = columns(m->hidden, 1);
     f->dtype = dtype;
@@ -688,6 +769,7 @@ enum status flow_open(const struct plan *plan, const struct model_config *m,
     TRY(check_gathered(f, plan, layer, err));
     TRY(check_mixture(f, plan, err));
     TRY(check_latents(f, plan, err));
+    TRY(check_gates(f, plan, err));
     TRY(check_shared(f, m->mlp, err));
     f->prefill_rows = INT32_MAX;
     if (plan_has_prefill(plan)) {

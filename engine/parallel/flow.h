@@ -9,6 +9,9 @@
  * attention has their rows: rest -> latents -> QKV, which is local then, or rest -> QKV and
  * latents.
  *
+ * Layers that recur (Qwen3-Next) have their own product in the place of QKV and of O, and both they
+ * and attention may have another one in front, of the same rows, whose outputs are gates.
+ *
  * With pooling there is no head: sampled rows of rest go whole to every rank.
  *
  * What a linear leaves goes straight to where the next operation wants it, in one redistribution.
@@ -51,9 +54,13 @@ struct flow {
         struct extent heads; /* of q and of k behind them; units 0: there are no joint norms */
         struct route sums;   /* adds squares: of each head one rank has them, all others zero */
     } joint;
-    struct latent_config latent; /* value 0: there are none */
-    struct spread latents;       /* a row's, whole, where attention has the row */
-    int32_t heads;               /* of queries */
+    struct latent_config latent;       /* value 0: there are none */
+    struct spread latents;             /* a row's, whole, where attention has the row */
+    int32_t heads;                     /* of queries, */
+    int32_t gated_heads;               /* and as many, where attention's result has gates; else 0 */
+    struct recurrent_config recurrent; /* keys 0: no layer recurs */
+    int32_t recurring;                 /* so many do; what their ranks receive is what those of */
+                                       /* others do */
     struct extent hidden;
     enum dtype dtype; /* of the weights */
     struct quant_config quant;
@@ -73,7 +80,7 @@ struct flow {
 
 /* layer: the choices of every layer, proved by plan_check. dtype, ops: of the weights. ERR_USAGE:
  * gathered weights of 8 bits, a mixture of experts in a layout that cuts rows of their inputs or
- * moves them, or queries beside latents in one that moves them. */
+ * moves them, or queries beside latents, or gates, in one that moves them. */
 enum status flow_open(const struct plan *plan, const struct model_config *m,
                       const struct plan_layer *layer, enum dtype dtype,
                       const struct backend_ops *ops, struct flow **out, struct err *err) MUST_USE;

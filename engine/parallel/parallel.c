@@ -344,13 +344,20 @@ out:
     return st;
 }
 
+/* Is the product what the residual stream gets? */
+static bool is_added(enum plan_part part)
+{
+    return part == PLAN_O || part == PLAN_RECURRENT_OUT || part == PLAN_DOWN ||
+           part == PLAN_DENSE_DOWN;
+}
+
 /* What becomes of a product; of one that parallel_norm is given nothing yet, if it can make the sum
  * itself. */
 static enum status finish(struct parallel *p, enum plan_part part, const struct matrix *out,
                           struct view product, struct view *y, struct err *err)
 {
     const struct route *after = &p->now->linear[part].after;
-    const bool added = part == PLAN_O || part == PLAN_DOWN || part == PLAN_DENSE_DOWN;
+    const bool added = is_added(part);
     if (!added || parallel_makes_delta(p->flow) || !redistribute_has_norm(p->moves, out, after))
         return move(p, out, after, product.data, y, err);
     p->due = after;
@@ -373,11 +380,12 @@ static enum dtype product_type(struct parallel *p, int32_t rows, struct parallel
     const struct flow *f = p->flow;
     const struct flow_linear *l = &p->now->linear[w.part];
     const bool stays = l->after.count == 0 && !l->summa && !l->gathered;
-    const bool added = w.part == PLAN_O || w.part == PLAN_DOWN;
     const bool prepared = f->joint.heads.units > 0 || f->latent.value > 0; /* for attention */
     if (!stays || f->mixture.experts > 0 || w.part == PLAN_HEAD || w.part == PLAN_LATENT ||
-        (w.part == PLAN_QKV && prepared) || (w.part == PLAN_GATE_UP && blocks_of(p, l) > 1) ||
-        (added && (parallel_makes_delta(f) || is_split(p))))
+        w.part == PLAN_ATTENTION_GATE || w.part == PLAN_RECURRENT ||
+        w.part == PLAN_RECURRENT_GATES || (w.part == PLAN_QKV && prepared) ||
+        (w.part == PLAN_GATE_UP && blocks_of(p, l) > 1) ||
+        (is_added(w.part) && (parallel_makes_delta(f) || is_split(p))))
         return DTYPE_F32;
     return p->b->ops->linear_out(p->b, w.local, rows);
 }
@@ -385,9 +393,9 @@ static enum dtype product_type(struct parallel *p, int32_t rows, struct parallel
 /* Is the product of so many rows with w added to the residual stream in one go? */
 static bool adds(struct parallel *p, struct parallel_weight w, int32_t rows)
 {
-    const bool added = w.part == PLAN_O || w.part == PLAN_DOWN || w.part == PLAN_DENSE_DOWN;
     const struct linear_fusion f = {.end = LINEAR_ADD};
-    return added && !parallel_makes_delta(p->flow) && !is_split(p) && fuses(p, w, rows, &f);
+    return is_added(w.part) && !parallel_makes_delta(p->flow) && !is_split(p) &&
+           fuses(p, w, rows, &f);
 }
 
 /* rows: of x and y. then: the route that y takes next, so that the product can be written where it

@@ -4,8 +4,17 @@
 
 #include "engine/carve.h"
 
-static const enum plan_part linears[] = {
-    PLAN_QKV, PLAN_LATENT, PLAN_O, PLAN_GATE_UP, PLAN_DOWN, PLAN_DENSE_GATE_UP, PLAN_DENSE_DOWN};
+static const enum plan_part linears[] = {PLAN_QKV,
+                                         PLAN_LATENT,
+                                         PLAN_O,
+                                         PLAN_GATE_UP,
+                                         PLAN_DOWN,
+                                         PLAN_DENSE_GATE_UP,
+                                         PLAN_DENSE_DOWN,
+                                         PLAN_ATTENTION_GATE,
+                                         PLAN_RECURRENT,
+                                         PLAN_RECURRENT_GATES,
+                                         PLAN_RECURRENT_OUT};
 
 bool parallel_moves_weights(const struct flow *f)
 {

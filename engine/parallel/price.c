@@ -10,9 +10,18 @@
 double price_step(const struct price *p, const struct flow *f, enum plan_phase phase,
                   int32_t layers, int32_t rows, int32_t rank)
 {
-    static const enum plan_part parts[] = {PLAN_QKV,           PLAN_LATENT,    PLAN_O,
-                                           PLAN_GATE_UP,       PLAN_DOWN,      PLAN_HEAD,
-                                           PLAN_DENSE_GATE_UP, PLAN_DENSE_DOWN};
+    static const enum plan_part parts[] = {PLAN_QKV,
+                                           PLAN_LATENT,
+                                           PLAN_O,
+                                           PLAN_GATE_UP,
+                                           PLAN_DOWN,
+                                           PLAN_HEAD,
+                                           PLAN_DENSE_GATE_UP,
+                                           PLAN_DENSE_DOWN,
+                                           PLAN_ATTENTION_GATE,
+                                           PLAN_RECURRENT,
+                                           PLAN_RECURRENT_GATES,
+                                           PLAN_RECURRENT_OUT};
     double seconds = layers * (p->meet * flow_meetings(f, phase) +
                                p->byte * (double)flow_layer_bytes(f, phase, rows, rank)) +
                      p->meet * flow_ends_meetings(f, phase) +

@@ -75,7 +75,7 @@ static enum status open_engine(struct offline *o, const struct options *serve, s
         .sched = {.limits = o->footprint.limits,
                   .waiting_max = o->bench->bench.num_prompts,
                   .max_model_len = o->footprint.max_model_len,
-                  .prefix_caching = serve->prefix_caching,
+                  .prefix_caching = o->setup.options.prefix_caching,
                   .speculation = serve->speculation},
         .measure_costs = true,
         .queued_tokens_max = INT64_MAX,

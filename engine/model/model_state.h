@@ -1,0 +1,91 @@
+/* What a model is made of, for the two files that make and run it: model_bind.c finds the weights
+ * of a layer, model.c has the rest. */
+#ifndef TESSERA_ENGINE_MODEL_MODEL_STATE_H
+#define TESSERA_ENGINE_MODEL_MODEL_STATE_H
+
+#include "engine/model/model.h"
+
+struct layer {
+    struct parallel_weight qkv, o, gate_up, down;
+    const float *attn_norm, *mlp_norm, *o_bias; /* NULL: none */
+    struct {                                    /* of what attention and MLP make */
+        const float *attn, *mlp;                /* NULL: none */
+    } post_norm;
+    struct qkv_rules rules;
+    struct joint_norm joint; /* instead of norms in the rules; heads 0: none */
+    struct {                 /* what queries, keys and values are made of */
+        bool there;
+        struct parallel_weight down;
+        struct latent_rules rules;
+        struct experts *key_up, *value_up; /* NULL where this rank has no heads */
+    } latent;
+    struct parallel_weight gate; /* of what attention makes; no weight where there is none */
+    struct {                     /* instead of attention, qkv and o */
+        bool there;
+        struct parallel_weight in, gates, out;
+        struct recurrent_rules rules;
+        struct recurrent_state state;
+    } recurrent;
+    struct attention attention;
+    struct kv_group_place kv;
+    const float *rope; /* the model's, or its local one */
+    int32_t rotary;    /* elements of a head that turn; 0: the layer has no rotation */
+    struct {           /* instead of gate_up and down */
+        const struct weight *router; /* NULL: there is none, also in a mixture's dense layers */
+        struct experts *gate_up, *down;
+        const float *router_bias, *correction, *gate_up_bias, *down_bias; /* NULL: none */
+    } mixture;
+};
+
+struct model {
+    const struct model_config *config;
+    struct backend *b;
+    struct parallel *parallel;
+    struct kv_cache *kv;
+    struct kv_groups groups;
+    struct heads heads;               /* local */
+    struct recurrent_heads recurrent; /* likewise */
+    enum activation activation;       /* of the MLP's gate */
+    int32_t rows_max, context, slots;
+    _Atomic uint64_t *progress;
+
+    struct parallel_weight embed, head;
+    const float *final_norm;
+    struct layer *layers;
+
+    void *memory;   /* on the device: all of the following */
+    int32_t *kv_of; /* [H] */
+    struct rotation {
+        float *inv_freq; /* [E/2]; E: of a head, what turns */
+        float *table;    /* [rows in attention, E] */
+    } rope, local_rope;  /* local: of layers that slide, NULLs where it is the same */
+    struct {             /* of rows in attention, of models that have latents */
+        float *query;    /* [rows, latent.query] */
+        float *qkv;      /* [rows, own query heads and the key, each head_dim] */
+        float *values;   /* [rows, own query heads, latent.value] */
+    } latent;
+    float *gates;  /* [rows in attention, own query heads * head_dim, or own value heads * 2] */
+    float *states; /* of all layers that recur, one after the other: struct recurrent_state */
+    float *x;      /* this rank's part of [T, D] */
+};
+
+/* What a layer that recurs remembers of a sequence, in elements of the two arrays of struct
+ * recurrent_state. */
+static inline size_t model_matrix_size(const struct recurrent_heads *h)
+{
+    return (size_t)h->values * (size_t)h->key_dim * (size_t)h->value_dim;
+}
+static inline size_t model_rows_size(const struct recurrent_heads *h)
+{
+    return (size_t)(h->taps - 1) * (size_t)backend_channels(h);
+}
+
+static inline size_t model_state_size(const struct recurrent_heads *h)
+{
+    return model_matrix_size(h) + model_rows_size(h);
+}
+
+/* Binds the weights of the parts to the model and its layers; memory is carved already. */
+enum status model_bind(struct model *m, const struct model_parts *p, struct err *err) MUST_USE;
+
+#endif
