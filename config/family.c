@@ -2,6 +2,7 @@
 
 #include <limits.h>
 #include <stdio.h>
+#include <string.h>
 
 #define DEEPSEEK_V3                                                                                \
     .vocab = 129280, .heads = 128, .max_position = 4096, .interleaved = true,                      \
@@ -32,6 +33,21 @@
 #define OLMO                                                                                       \
     .vocab = 50304, .heads = 32, .max_position = 2048, .norm_eps = 1e-5, .head_norm = true,        \
     .joint_norm = true, .post_norms = POST_NORMS_OLMO
+
+/* Qwen3.5's, and but for their sizes Qwen3-Next. */
+#define QWEN3_HYBRID                                                                               \
+    .max_position = 32768, .head_dim = 256, .head_norm = true, .norm_offset = true,                \
+    .attention_gate = true, .partial = 0.25, .attends = 4
+
+#define QWEN3_5                                                                                    \
+    QWEN3_HYBRID, .vocab = 248320, .heads = 16, .kv_heads = 4, .sections = true,                   \
+                  .recurrent = {16, 32, 128, 128, 4, false}
+
+#define QWEN3_5_MOE                                                                                \
+    QWEN3_HYBRID, .vocab = 248320, .heads = 16, .kv_heads = 2, .sections = true,                   \
+                  .recurrent = {16, 32, 128, 128, 4, false},                                       \
+                  .mixture = {.kind = MIXTURE_QWEN2, .experts = 256, .chosen = 8, .among = true},  \
+                  .expert_mlp = 512, .shared_mlp = 512, .always_among = true
 
 #define QWEN2_VL                                                                                   \
     .flat = true, .max_position = 32768, .kv_heads = 8, .theta = 1e6, .norm_eps = 1e-5,            \
@@ -159,7 +175,22 @@ static const struct family families[] = {
      .qkv_bias = true,
      .qkv_bias_key = "qkv_bias",
      .mixture = {.kind = MIXTURE_QWEN2, .experts = 60, .chosen = 4, .among = false},
-     .expert_mlp = 1408},
+     .expert_mlp = 1408,
+     .shared_mlp = 5632},
+    {.model_type = "qwen3_next",
+     QWEN3_HYBRID,
+     .vocab = 151936,
+     .heads = 16,
+     .kv_heads = 2,
+     .recurrent = {16, 32, 128, 128, 4, true},
+     .mixture = {.kind = MIXTURE_QWEN2, .experts = 512, .chosen = 10, .among = true},
+     .expert_mlp = 512,
+     .shared_mlp = 512,
+     .plain_too = true},
+    {.model_type = "qwen3_5_text", QWEN3_5},
+    {.model_type = "qwen3_5", .inner = "qwen3_5_text", QWEN3_5},
+    {.model_type = "qwen3_5_moe_text", QWEN3_5_MOE},
+    {.model_type = "qwen3_5_moe", .inner = "qwen3_5_moe_text", QWEN3_5_MOE},
     {.model_type = "glm4_moe",
      .max_position = 131072,
      .kv_heads = 8,
@@ -263,13 +294,22 @@ const struct family *family_find(const char *model_type, int *distance)
     return found;
 }
 
+/* Is it the text's part of another one, which names it well enough? */
+static bool is_text(const char *model_type)
+{
+    static const char ending[] = "_text";
+    const size_t n = strlen(model_type), end = sizeof ending - 1;
+    return n > end && strcmp(model_type + n - end, ending) == 0;
+}
+
 void family_names(char *to, size_t size)
 {
     size_t n = 0;
     for (size_t i = 0; i < ARRAY_LEN(families) && n < size; i++)
-        n += (size_t)snprintf(to + n, size - n, "%s%s",
-                              i == 0                        ? ""
-                              : i + 1 < ARRAY_LEN(families) ? ", "
-                                                            : " or ",
-                              families[i].model_type);
+        if (!is_text(families[i].model_type))
+            n += (size_t)snprintf(to + n, size - n, "%s%s",
+                                  i == 0                        ? ""
+                                  : i + 1 < ARRAY_LEN(families) ? ", "
+                                                                : " or ",
+                                  families[i].model_type);
 }

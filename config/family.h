@@ -23,6 +23,7 @@ struct family {
     const char *qkv_bias_key, *o_bias_key; /* what says whether it has such biases, where it may
                                               have them or not; NULL: nothing does */
     bool gemma; /* as model_config has gelu, norm_offset and embed_scale */
+    bool norm_offset, attention_gate;
     enum post_norms post_norms;
     double theta, norm_eps;        /* 0: 10000 and 1e-6 */
     enum dtype dtype;              /* of a config.json that says none; F32 is transformers' */
@@ -30,6 +31,11 @@ struct family {
     struct latent_config latent;
     const char *interleaved_key; /* what says whether they are that; NULL: nothing does */
     int32_t expert_mlp; /* moe_intermediate_size; 0: intermediate_size is that of experts */
+    int32_t shared_mlp; /* QWEN2: shared_expert_intermediate_size */
+    bool plain_too;     /* with num_experts 0 it is no mixture */
+    bool always_among;  /* norm_topk_prob is not theirs: shares are of the chosen ones */
+    struct recurrent_config recurrent;
+    int32_t attends; /* full_attention_interval: every so manieth layer, the others recur; 0: all */
 
     /* Which layers slide: all; those from max_window_layers on; with a period, all but every
      * period-th; or, where some do not turn, these. */

@@ -7,6 +7,7 @@
 #include "config/lora_config.h"
 #include "config/model_attention.h"
 #include "config/model_quant.h"
+#include "config/model_recurrent.h"
 #include "config/reader.h"
 
 #include <dirent.h>
@@ -103,6 +104,7 @@ static void read_biases(struct reader *r, const struct family *f, struct model_c
     if (!f->qkv_bias && !f->qkv_bias_key && reader_bool(r, "attention_bias", false))
         reader_fail(r, "attention_bias",
                     f->latent.value > 0 ? "false (biases of latents are not supported)"
+                    : f->attention_gate ? "false (biases of gates and of o_proj are not supported)"
                     : f->joint_norm
                         ? "false (biases in front of norms of q and k are not supported)"
                         : "false (a bias of o_proj is not supported)");
@@ -148,16 +150,23 @@ static void expect_gpt_oss(struct reader *r, const struct model_config *m)
 }
 
 /* The shared expert of Qwen2's is as many as are as wide as the others. */
-static void read_shared_width(struct reader *r, const struct model_config *m,
-                              struct mixture_config *x)
+static void read_shared_width(struct reader *r, const struct family *f,
+                              const struct model_config *m, struct mixture_config *x)
 {
-    const int32_t width = reader_int(r, "shared_expert_intermediate_size", 1, 1 << 20, 5632);
+    const int32_t width =
+        reader_int(r, "shared_expert_intermediate_size", 1, 1 << 20, f->shared_mlp);
     char wanted[80];
     snprintf(wanted, sizeof wanted, "a multiple of moe_intermediate_size, which is %d",
              (int)m->mlp);
     x->shared = m->mlp > 0 ? width / m->mlp : 0;
     if (r->st == OK && width % m->mlp != 0)
         reader_fail(r, "shared_expert_intermediate_size", wanted);
+}
+
+/* Is it without experts, in a family of mixtures that allows it? */
+static bool is_plain(struct reader *r, const struct family *f)
+{
+    return f->plain_too && reader_int(r, "num_experts", 0, 1024, f->mixture.experts) == 0;
 }
 
 /* How tokens choose. norm_topk_prob of DeepSeek-V2, which no published model sets to true, means
@@ -306,6 +315,8 @@ static void read_mixture(struct reader *r, const struct family *f, struct model_
 {
     struct mixture_config *x = &m->mixture;
     const bool local = jdoc_get_value(r->object, "num_local_experts");
+    if (is_plain(r, f))
+        return;
     *x = f->mixture;
     if (x->kind == MIXTURE_NONE)
         return;
@@ -317,12 +328,14 @@ static void read_mixture(struct reader *r, const struct family *f, struct model_
             reader_int(r, local ? "num_local_experts" : "num_experts", 1, 1024, x->experts);
     if (x->kind == MIXTURE_QWEN || x->kind == MIXTURE_QWEN2 || x->kind == MIXTURE_GLM)
         x->among = reader_bool(r, "norm_topk_prob", x->among);
+    if (f->always_among && !x->among)
+        reader_fail(r, "norm_topk_prob", "true (of this family)");
     if (x->kind == MIXTURE_QWEN || x->kind == MIXTURE_QWEN2)
         expect_all_layers(r);
     if (x->kind == MIXTURE_MINIMAX)
         expect_minimax(r);
     if (x->kind == MIXTURE_QWEN2)
-        read_shared_width(r, m, x);
+        read_shared_width(r, f, m, x);
     if (x->kind == MIXTURE_QWEN2 && reader_bool(r, "use_sliding_window", false))
         reader_fail(r, "use_sliding_window", "false (layers that slide are not supported)");
     if (x->kind == MIXTURE_GLM)
@@ -357,7 +370,7 @@ static const struct family *read_family(struct reader *r, struct model_config *m
     m->interleaved = f->interleaved;
     m->tied = f->tied;
     m->gelu = f->gemma;
-    m->norm_offset = f->gemma;
+    m->norm_offset = f->gemma || f->norm_offset;
     m->post_norms = f->post_norms;
     return f;
 }
@@ -455,7 +468,8 @@ static void read_shape(struct reader *r, const struct family *f, struct model_co
         reader_int(r, "num_attention_heads", 1, f->latent.value > 0 ? LATENT_HEADS_MAX : 4096,
                    f->heads > 0 ? f->heads : -1);
     m->kv_heads = reader_int(r, "num_key_value_heads", 1, 4096, all_kv ? m->heads : f->kv_heads);
-    if (f->expert_mlp > 0) /* intermediate_size is that of layers without experts */
+    if (f->expert_mlp > 0 &&
+        !is_plain(r, f)) /* intermediate_size is that of layers without experts */
         m->mlp = reader_int(r, "moe_intermediate_size", 1, 1 << 20, f->expert_mlp);
     else
         m->mlp = reader_int(r, "intermediate_size", 1, 1 << 20, -1);
@@ -493,6 +507,8 @@ static void read_model(struct reader *r, const struct family *f, struct model_co
         read_multipliers(r, m);
     if (r->st == OK)
         model_attention_read(r, f, m);
+    if (r->st == OK)
+        model_recurrent_read(r, f, m);
     read_biases(r, f, m);
     expect_activation(r, f);
     expect_causal(r);

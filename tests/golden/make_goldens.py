@@ -84,6 +84,7 @@ MXFP4 = {
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 GEMMA = ("Gemma", "Gemma2", "Gemma3")  # norms multiply by 1 + weight, embeddings are scaled
 OLMO = ("Olmo2", "Olmo3", "Olmoe")
+RECURRENT = ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe")  # the same, but for norms of the gated delta rule
 VISION = {  # of a multimodal checkpoint: one block of a tower that a text engine leaves alone
     "hidden_size": 8,
     "image_size": 8,
@@ -93,6 +94,18 @@ VISION = {  # of a multimodal checkpoint: one block of a tower that a text engin
     "num_hidden_layers": 1,
     "patch_size": 4,
     "vision_use_head": False,
+}
+QWEN_VISION = {  # the same of Qwen3.5's
+    "depth": 1,
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_size": 8,
+    "in_channels": 3,
+    "intermediate_size": 12,
+    "num_heads": 2,
+    "num_position_embeddings": 16,
+    "patch_size": 4,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
 }
 
 
@@ -431,6 +444,61 @@ SPECS = (
                 "partial_rotary_factor": 1.0, "q_lora_rank": 36, "qk_nope_head_dim": 48,
                 "qk_rope_head_dim": 16, "routed_scaling_factor": 1.8, "topk_group": 1,
                 "topk_method": "noaux_tc", "v_head_dim": 64}),
+    # As Qwen3-Next's file: every other layer here recurs, by an interval; what is made of a row by
+    # key head; a shared expert; a quarter of each head turns, which nothing says.
+    Spec("qwen3_next_f32", 19, "float32", tied=False, vocab=229, hidden=60, layers=4, heads=4,
+         kv_heads=2, mlp=90, head_dim=24, dialect="old", rope_theta=10000.0, family="Qwen3Next",
+         model_type="qwen3_next",
+         extra={"attention_bias": False, "decoder_sparse_step": 1, "full_attention_interval": 2,
+                "linear_conv_kernel_dim": 4, "linear_key_head_dim": 16,
+                "linear_num_key_heads": 4, "linear_num_value_heads": 8,
+                "linear_value_head_dim": 32, "mlp_only_layers": [], "moe_intermediate_size": 18,
+                "norm_topk_prob": True, "num_experts": 8, "num_experts_per_tok": 3,
+                "output_router_logits": False, "rms_norm_eps": 1e-6,
+                "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 36,
+                "use_sliding_window": False}),
+    # The text model of Qwen3.5's alone, as transformers writes it: layer_types, the first of which
+    # attends; three value heads for each key head, three taps, half of each head turns.
+    Spec("qwen3_5_f32", 3, "float32", tied=False, vocab=227, hidden=60, layers=5, heads=6,
+         kv_heads=2, mlp=106, head_dim=16, rope_theta=10000.0, family="Qwen3_5",
+         model_type="qwen3_5_text",
+         scaling={"mrope_interleaved": True, "mrope_section": [2, 1, 1],
+                  "partial_rotary_factor": 0.5, "rope_type": "default"},
+         extra={"attention_bias": False, "layer_types": [
+                    "full_attention", "linear_attention", "linear_attention", "full_attention",
+                    "linear_attention"],
+                "linear_conv_kernel_dim": 3, "linear_key_head_dim": 32,
+                "linear_num_key_heads": 3, "linear_num_value_heads": 9,
+                "linear_value_head_dim": 16, "rms_norm_eps": 1e-5}),
+    # As Qwen3.5-2B's file: inside a multimodal one, tied; columns in whole groups of 32, so that
+    # codes can be made of every linear. Published files have A_log and that norm in float32.
+    Spec("qwen3_5_bf16", 31, "bfloat16", tied=True, vocab=235, hidden=64, layers=4, heads=4,
+         kv_heads=1, mlp=96, head_dim=32, rope_theta=100000.0, family="Qwen3_5",
+         model_type="qwen3_5_text", wrapped=True,
+         scaling={"mrope_interleaved": True, "mrope_section": [2, 1, 1],
+                  "partial_rotary_factor": 0.25, "rope_type": "default"},
+         extra={"attention_bias": False, "attn_output_gate": True, "full_attention_interval": 4,
+                "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+                "linear_conv_kernel_dim": 4, "linear_key_head_dim": 16,
+                "linear_num_key_heads": 4, "linear_num_value_heads": 4,
+                "linear_value_head_dim": 32, "mamba_ssm_dtype": "float32",
+                "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False,
+                "rms_norm_eps": 1e-6}),
+    # As Qwen3.5-35B-A3B's file: the same with a mixture, all experts of a layer in two tensors.
+    Spec("qwen3_5_moe_f32", 0, "float32", tied=False, vocab=231, hidden=60, layers=4, heads=5,
+         kv_heads=1, mlp=16, head_dim=24, rope_theta=10000.0, family="Qwen3_5Moe",
+         model_type="qwen3_5_moe_text", wrapped=True, omit=("intermediate_size",),
+         scaling={"mrope_interleaved": True, "mrope_section": [1, 1, 1],
+                  "partial_rotary_factor": 0.25, "rope_type": "default"},
+         extra={"attention_bias": False, "attn_output_gate": True,
+                "layer_types": ["linear_attention", "linear_attention", "full_attention",
+                                "linear_attention"],
+                "linear_conv_kernel_dim": 4, "linear_key_head_dim": 16,
+                "linear_num_key_heads": 2, "linear_num_value_heads": 8,
+                "linear_value_head_dim": 16, "mamba_ssm_dtype": "float32",
+                "moe_intermediate_size": 22, "mtp_num_hidden_layers": 1, "num_experts": 8,
+                "num_experts_per_tok": 2, "rms_norm_eps": 1e-6,
+                "shared_expert_intermediate_size": 22}),
 )
 
 
@@ -489,6 +557,16 @@ def wrapped_config(spec, dialect):
     """config.json of a multimodal checkpoint whose text model spec describes."""
     text = config_dict(spec, dialect)
     dtype = "dtype" if dialect == "new" else "torch_dtype"
+    if spec.family in RECURRENT:
+        return {
+            "architectures": [f"{spec.family}ForConditionalGeneration"],
+            "image_token_id": spec.vocab - 1,
+            "model_type": spec.model_type.removesuffix("_text"),
+            "text_config": {key: value for key, value in text.items() if key != "architectures"},
+            "tie_word_embeddings": spec.tied,
+            "vision_config": {**QWEN_VISION, "model_type": spec.model_type.removesuffix("_text"),
+                              "out_hidden_size": spec.hidden},
+        }
     return {
         "architectures": ["Gemma3ForConditionalGeneration"],
         "boi_token_index": 255999,
@@ -534,7 +612,7 @@ def random_model(spec, rng):
     Gemma's embeddings are scaled and are the head too, so every token would repeat itself: they
     are small, and the last norm gives about half of the numbers the other sign.
     """
-    text = "Text" if spec.family == "Gemma3" else ""
+    text = "Text" if spec.family in ("Gemma3", "Qwen3_5", "Qwen3_5Moe") else ""
     configuration = getattr(transformers, f"{spec.family}{text}Config")
     config = configuration(**config_dict(spec, "new"), **EAGER)
     model = getattr(transformers, f"{spec.family}ForCausalLM")(config).float().eval()
@@ -546,7 +624,13 @@ def random_model(spec, rng):
                 value = (spec.family not in GEMMA) + 0.15 * noise
                 if spec.family in GEMMA and name == "model.norm.weight":
                     value = noise - 1.0
-            elif name.endswith(("bias", "sinks")):
+                if spec.family in RECURRENT:
+                    value = ("linear_attn" in name) + 0.15 * noise
+            elif name.endswith("A_log"):  # from 0.01 to 1, so that some heads remember for long
+                value = rng.uniform(np.log(0.01), 0, noise.shape)
+            elif name.endswith("conv1d.weight"):
+                value = 0.5 * noise
+            elif name.endswith(("bias", "sinks")):  # dt_bias, too
                 value = noise
             elif is_experts(name) and spec.family == "GptOss":  # so large that limits are felt
                 value = np.swapaxes(mxfp4(3 * spec.std * np.swapaxes(noise, 1, 2))[2], 1, 2)
@@ -583,13 +667,15 @@ def wrapped(spec, model):
     """The text model inside a multimodal one, with a vision tower of small random weights."""
     rng = np.random.default_rng(spec.seed)
     full = dataclasses.replace(spec, omit=())
-    config = transformers.Gemma3Config(**wrapped_config(full, "new"))
-    whole = transformers.Gemma3ForConditionalGeneration(config)
+    config = getattr(transformers, f"{spec.family}Config")(**wrapped_config(full, "new"))
+    whole = getattr(transformers, f"{spec.family}ForConditionalGeneration")(config)
     with torch.no_grad():
         for name, parameter in sorted(whole.named_parameters()):
             if "language_model" not in name:
                 parameter.copy_(torch.from_numpy(0.02 * rng.standard_normal(parameter.shape)))
     whole.model.language_model.load_state_dict(model.model.state_dict())
+    if not spec.tied:
+        whole.lm_head.load_state_dict(model.lm_head.state_dict())
     return whole
 
 
@@ -604,10 +690,10 @@ def prompt_logits(model, ids):
 
 
 class HeldCache(transformers.DynamicCache):
-    """Keys and values rounded to a dtype."""
+    """Keys and values rounded to a dtype. What layers that recur keep is in float32."""
 
-    def __init__(self, dtype):
-        super().__init__()
+    def __init__(self, dtype, config=None):
+        super().__init__(config=config)
         self.held = dtype
 
     def update(self, key_states, value_states, *args, **kwargs):
@@ -634,7 +720,9 @@ def held_logits(model, ids, dtype, noise=None):
     """Of a float32 model whose keys and values are held in dtype; so is, with bfloat16, what is
     multiplied with a weight. noise: a generator of further errors of bfloat16's size."""
     linear = torch.nn.functional.linear
-    attention = type(model.model.layers[0].self_attn)
+    attends = [layer for layer in model.model.layers if hasattr(layer, "self_attn")]
+    attention = type(attends[0].self_attn)
+    recurs = len(attends) < len(model.model.layers)
     module, expand = sys.modules[attention.__module__], getattr(attention, "expand_kv", None)
     attend = module.eager_attention_forward
 
@@ -651,7 +739,7 @@ def held_logits(model, ids, dtype, noise=None):
     try:
         with torch.no_grad():
             out = model(torch.tensor(ids, dtype=torch.long)[None], use_cache=True,
-                        past_key_values=HeldCache(dtype))
+                        past_key_values=HeldCache(dtype, model.config if recurs else None))
     finally:
         torch.nn.functional.linear = linear
         if expand:
@@ -685,8 +773,9 @@ def greedy(model, prompt, give_up=False):
 
 def is_steady(spec, model, ids):
     """Whether rounding to bfloat16 changes no choice of experts, or none that matters; with latents,
-    which GPUs round in more places, nor does some noise."""
-    if spec.dtype != "bfloat16" or "num_experts_per_tok" not in spec.extra:
+    which GPUs round in more places, nor does some noise. What recurs remembers errors."""
+    if spec.dtype != "bfloat16" or not {"num_experts_per_tok", "linear_num_key_heads"} & set(
+            spec.extra):
         return True
     exact = prompt_logits(model, ids)
     trials = [None]
@@ -722,6 +811,19 @@ def save_packed(path):
     save_torch_file(tensors, path, metadata={"format": "pt"})
 
 
+def save_recurrent(directory, spec, model):
+    """As Qwen3.5's files are published: experts are not apart, some tensors are in float32, and there
+    is what predicts more than one token."""
+    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()
+               if not (spec.tied and name == "lm_head.weight")}
+    for name in tensors:
+        if name.endswith(("A_log", "linear_attn.norm.weight")):
+            tensors[name] = tensors[name].float()
+    for name in ("mtp.norm.weight", "mtp.layers.0.input_layernorm.weight"):
+        tensors[name] = torch.zeros(spec.hidden, dtype=DTYPES[spec.dtype])
+    save_torch_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+
+
 def save_checkpoint(directory, spec, model):
     """Writes the weights as transformers lays them out, and the hand-written config.json."""
     shutil.rmtree(directory, ignore_errors=True)
@@ -732,7 +834,9 @@ def save_checkpoint(directory, spec, model):
     (directory / "generation_config.json").unlink(missing_ok=True)
     if spec.family == "GptOss":
         save_packed(directory / "model.safetensors")
-    if spec.wrapped:  # published files have one more level in the tower's names
+    if spec.wrapped and spec.family in RECURRENT:
+        save_recurrent(directory, spec, model)
+    elif spec.wrapped:  # published files have one more level in the tower's names
         tensors = load_file(directory / "model.safetensors")
         named = {re.sub(r"^vision_tower\.", "vision_tower.vision_model.", name): tensor
                  for name, tensor in tensors.items()}
