@@ -90,6 +90,7 @@ static void test_tied_texts(void **state)
     } families[] = {{"mistral3", false, false},
                     {"gemma3", true, false},
                     {"qwen3_vl", false, false},
+                    {"qwen3_5", false, false},
                     {"qwen2_5_vl", false, true}};
     for (size_t i = 0; i < ARRAY_LEN(families); i++)
         for (int outer = 0; outer < 3; outer++)
@@ -99,7 +100,7 @@ static void test_tied_texts(void **state)
                 snprintf(text, sizeof text,
                          "{\"model_type\":\"%s\",%s\"text_config\":{%s\"hidden_size\":64,"
                          "\"num_attention_heads\":8,\"num_key_value_heads\":8,"
-                         "\"num_hidden_layers\":1,\"vocab_size\":9,"
+                         "\"num_hidden_layers\":4,\"vocab_size\":9,"
                          "\"intermediate_size\":8}}",
                          families[i].family, values[outer], values[inner]);
                 ok_config(text, &m);
@@ -213,6 +214,58 @@ static void test_latent_refusals(void **state)
     };
     for (size_t i = 0; i < ARRAY_LEN(refused); i++)
         refuses(refused[i][0], refused[i][1], refused[i][2]);
+}
+
+static void test_recurrent_refusals(void **state)
+{
+    (void)state;
+#define LINEAR "\"linear_attention\","
+    static const char *const refused[][3] = {
+        {"qwen3_next", ",\"linear_num_key_heads\":0",
+         "linear_num_key_heads is 0, expected an integer from 1 to 1024"},
+        {"qwen3_next", ",\"linear_num_key_heads\":5",
+         "linear_num_value_heads is missing, expected a multiple of linear_num_key_heads, which"},
+        {"qwen3_5", ",\"linear_num_value_heads\":24",
+         "is 24, expected a multiple of linear_num_key"},
+        {"qwen3_5", ",\"linear_num_value_heads\":2048",
+         "is 2048, expected an integer from 1 to 1024"},
+        {"qwen3_5", ",\"linear_key_head_dim\":40", "is 40, expected a multiple of 16"},
+        {"qwen3_5", ",\"linear_key_head_dim\":8", "is 8, expected an integer from 16 to 256"},
+        {"qwen3_5", ",\"linear_value_head_dim\":100", "is 100, expected a multiple of 16"},
+        {"qwen3_5", ",\"linear_value_head_dim\":272", "is 272, expected an integer from 16 to 256"},
+        {"qwen3_5", ",\"linear_conv_kernel_dim\":1", "is 1, expected an integer from 2 to 8"},
+        {"qwen3_5", ",\"linear_conv_kernel_dim\":9", "is 9, expected an integer from 2 to 8"},
+        {"qwen3_5", ",\"linear_conv_kernel_dim\":\"4\"", "is \"4\", expected an integer from 2"},
+        {"qwen3_next", ",\"full_attention_interval\":0", "is 0, expected an integer from 1"},
+        {"qwen3_next", ",\"full_attention_interval\":5",
+         "is 5, expected at most num_hidden_layers (a model in which no layer attends"},
+        {"qwen3_5", ",\"layer_types\":[" LINEAR LINEAR LINEAR "\"linear_attention\"]",
+         "layer_types is an array, expected a list with full_attention"},
+        {"qwen3_5", ",\"layer_types\":[\"full_attention\"]", "a list of as many as num_hidden_lay"},
+        {"qwen3_5", ",\"layer_types\":[" LINEAR LINEAR LINEAR "\"sliding_attention\"]",
+         "layer_types[3] is sliding_attention, expected full_attention or linear_attention"},
+        {"qwen3_5", ",\"layer_types\":[" LINEAR LINEAR LINEAR "4]",
+         "layer_types[3] is no string, expected full_attention or linear_attention"},
+        {"qwen3_5", ",\"attention_bias\":true", "is true, expected false (biases of gates and"},
+        {"qwen3_5", ",\"attn_output_gate\":false", "attn_output_gate is false, expected true"},
+        {"qwen3_5", ",\"hidden_act\":\"gelu\"", "hidden_act is \"gelu\", expected \"silu\""},
+        {"qwen3_5", ",\"sliding_window\":8", "sliding_window is 8, expected null"},
+        {"qwen3_5", ",\"partial_rotary_factor\":0.013", "by which an even number of elements"},
+        {"qwen3_5_moe", ",\"norm_topk_prob\":false", "norm_topk_prob is false, expected true"},
+        {"qwen3_5_moe", ",\"num_experts\":0", "num_experts is 0, expected an integer from 1"},
+        {"qwen3_5_moe", ",\"mlp_only_layers\":[1]", "layers without experts are not supported"},
+        {"qwen3_next", ",\"decoder_sparse_step\":2", "decoder_sparse_step is 2, expected 1"},
+        {"qwen3_next", ",\"shared_expert_intermediate_size\":700",
+         "is 700, expected a multiple of moe_intermediate_size, which is 512"},
+        {"qwen3_next", ",\"num_experts\":-1", "num_experts is -1, expected an integer from 0"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(refused); i++) {
+        /* the same, whether it is inside another one */
+        char family[32];
+        snprintf(family, sizeof family, "%s%s", refused[i][0],
+                 strcmp(refused[i][0], "qwen3_next") == 0 ? "" : "_text");
+        refuses(family, refused[i][1], refused[i][2]);
+    }
 }
 
 /* As SmolLM3Config and SeedOssConfig of transformers 5.23 have it. */
@@ -481,6 +534,95 @@ static void test_latent_keys(void **state)
     assert_non_null(strstr(err.text, "num_attention_heads is 1025, expected an integer from 1 to"));
 }
 
+/* As Qwen3NextConfig, Qwen3_5TextConfig and Qwen3_5MoeTextConfig of transformers 5.23 have it. */
+static void test_recurrent(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *family;
+        bool inside; /* a text_config */
+        int32_t kv_heads, vocab, mlp, by_head;
+        struct mixture_config mixture;
+    } cases[] = {
+        {"qwen3_next", false, 2, 151936, 512, true, {MIXTURE_QWEN2, 512, 10, true, 1, .scale = 1}},
+        {"qwen3_5", true, 4, 248320, 8, false, {MIXTURE_NONE, .scale = 0}},
+        {"qwen3_5_text", false, 4, 248320, 8, false, {MIXTURE_NONE, .scale = 0}},
+        {"qwen3_5_moe", true, 2, 248320, 512, false, {MIXTURE_QWEN2, 256, 8, true, 1, .scale = 1}},
+        {"qwen3_5_moe_text",
+         false,
+         2,
+         248320,
+         512,
+         false,
+         {MIXTURE_QWEN2, 256, 8, true, 1, .scale = 1}},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        char text[512];
+        struct model_config m;
+        snprintf(text, sizeof text,
+                 "{\"model_type\":\"%s\",%s\"hidden_size\":512,\"num_hidden_layers\":8,"
+                 "\"intermediate_size\":8}%s",
+                 cases[i].family, cases[i].inside ? "\"text_config\":{" : "",
+                 cases[i].inside ? "}" : "");
+        ok_config(text, &m);
+        const struct recurrent_config c = {16, 32, 128, 128, 4, cases[i].by_head};
+        assert_memory_equal(&m.recurrent, &c, sizeof c);
+        assert_memory_equal(&m.mixture, &cases[i].mixture, sizeof m.mixture);
+        assert_true(m.recurs[0] == 0x77 && m.recurs[1] == 0 && model_config_recurring(&m) == 6);
+        assert_true(m.attention_gate && m.head_norm && m.norm_offset && !m.gelu && !m.tied);
+        assert_true(m.heads == 16 && m.kv_heads == cases[i].kv_heads && m.head_dim == 256);
+        assert_true(m.rotary_dim == 64 && m.rope.theta == 10000 && m.norm_eps == 1e-6f);
+        assert_true(m.attention_scale == 0.0625f && m.embed_scale == 1 && !m.qkv_bias);
+        assert_true(m.vocab == cases[i].vocab && m.mlp == cases[i].mlp && m.max_position == 32768);
+    }
+}
+
+/* What makes them other than those of the class. */
+static void test_recurrent_keys(void **state)
+{
+    (void)state;
+    struct model_config m;
+    ok_family("qwen3_next", "", &m);
+    uint64_t hash = m.hash;
+    ok_family("qwen3_next",
+              ",\"linear_num_key_heads\":3,\"linear_num_value_heads\":9,\"linear_key_head_dim\":16,"
+              "\"linear_value_head_dim\":256,\"linear_conv_kernel_dim\":2",
+              &m);
+    const struct recurrent_config c = {3, 9, 16, 256, 2, true};
+    assert_memory_equal(&m.recurrent, &c, sizeof c);
+    assert_true(m.hash != hash && m.recurs[0] == 7);
+    hash = m.hash;
+    ok_family("qwen3_next", ",\"full_attention_interval\":2", &m);
+    assert_true(m.recurs[0] == 5 && m.hash != hash);
+    /* a list counts, and where there is one nothing else */
+    ok_family("qwen3_5_text",
+              ",\"full_attention_interval\":2,\"layer_types\":[\"full_attention\"," LINEAR LINEAR
+              "\"linear_attention\"]",
+              &m);
+    assert_true(m.recurs[0] == 14 && model_config_recurring(&m) == 3 && m.recurrent.keys == 16);
+    ok_family("qwen3_5_text", ",\"full_attention_interval\":1", &m); /* no layer recurs */
+    assert_true(m.recurs[0] == 0 && m.recurrent.keys == 0 && m.attention_gate);
+    ok_family("qwen3_next", ",\"num_experts\":0,\"norm_topk_prob\":false", &m);
+    assert_true(m.mixture.kind == MIXTURE_NONE && m.mlp == 8);
+    ok_family("qwen3_next",
+              ",\"norm_topk_prob\":false,\"num_experts\":16,\"num_experts_per_tok\":4,"
+              "\"moe_intermediate_size\":24,\"shared_expert_intermediate_size\":72,"
+              "\"mlp_only_layers\":[],\"decoder_sparse_step\":1,\"use_sliding_window\":false",
+              &m);
+    const struct mixture_config x = {MIXTURE_QWEN2, 16, 4, false, 3, .scale = 1};
+    assert_memory_equal(&m.mixture, &x, sizeof x);
+    /* as published: sections of a rotation, and how much of a head turns, beside its theta */
+    ok_family("qwen3_5_text",
+              ",\"rope_parameters\":{\"mrope_interleaved\":true,\"mrope_section\":[11,11,10],"
+              "\"rope_type\":\"default\",\"rope_theta\":10000000,\"partial_rotary_factor\":0.5}",
+              &m);
+    assert_true(m.rope.theta == 1e7 && m.rotary_dim == 128 && m.rope.kind == ROPE_DEFAULT);
+    ok_family("qwen3_next", ",\"rope_theta\":5000,\"partial_rotary_factor\":1.0", &m);
+    assert_true(m.rope.theta == 5000 && m.rotary_dim == 256);
+    ok_family("qwen3", "", &m);
+    assert_true(m.recurrent.keys == 0 && model_config_recurring(&m) == 0 && !m.attention_gate);
+}
+
 /* What multiplies scores where the context is stretched, in either dialect; cosines and sines have
  * a factor of their own (yarn_apply_mscale and _compute_yarn_parameters of transformers 5.23). */
 static void test_latent_scores(void **state)
@@ -553,10 +695,13 @@ int main(void)
                                        cmocka_unit_test(test_latents),
                                        cmocka_unit_test(test_latent_keys),
                                        cmocka_unit_test(test_latent_scores),
+                                       cmocka_unit_test(test_recurrent),
+                                       cmocka_unit_test(test_recurrent_keys),
                                        cmocka_unit_test(test_plain_local_rotation),
                                        cmocka_unit_test(test_tied_texts),
                                        cmocka_unit_test(test_refusals),
                                        cmocka_unit_test(test_latent_refusals),
+                                       cmocka_unit_test(test_recurrent_refusals),
                                        cmocka_unit_test(test_interleaved),
                                        cmocka_unit_test(test_granite)};
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -34,6 +34,11 @@ static bool is(const struct model_config *m, const char *family)
     return strcmp(m->model_type, family) == 0;
 }
 
+static bool may_recur(const struct model_config *m)
+{
+    return is(m, "qwen3_next") || strncmp(m->model_type, "qwen3_5", 7) == 0;
+}
+
 static bool has_latents(const struct model_config *m)
 {
     return strncmp(m->model_type, "deepseek", 8) == 0 || is(m, "kimi_k2") || is(m, "glm4_moe_lite");
@@ -42,12 +47,14 @@ static bool has_latents(const struct model_config *m)
 static void check_family(const struct model_config *m)
 {
     static const char *const families[] = {
-        "llama",     "mistral",      "mixtral",  "phi3",        "qwen2",       "qwen3",
-        "qwen3_moe", "gemma",        "gemma2",   "gemma3_text", "gemma3",      "mistral3",
-        "qwen2_vl",  "qwen2_5_vl",   "qwen3_vl", "gpt_oss",     "smollm3",     "seed_oss",
-        "ernie4_5",  "glm",          "glm4",     "granite",     "qwen2_moe",   "glm4_moe",
-        "olmo2",     "olmo3",        "olmoe",    "minimax_m2",  "deepseek_v2", "deepseek_v3",
-        "kimi_k2",   "glm4_moe_lite"};
+        "llama",       "mistral",         "mixtral",    "phi3",        "qwen2",
+        "qwen3",       "qwen3_moe",       "gemma",      "gemma2",      "gemma3_text",
+        "gemma3",      "mistral3",        "qwen2_vl",   "qwen2_5_vl",  "qwen3_vl",
+        "gpt_oss",     "smollm3",         "seed_oss",   "ernie4_5",    "glm",
+        "glm4",        "granite",         "qwen2_moe",  "glm4_moe",    "olmo2",
+        "olmo3",       "olmoe",           "minimax_m2", "deepseek_v2", "deepseek_v3",
+        "kimi_k2",     "glm4_moe_lite",   "qwen3_next", "qwen3_5",     "qwen3_5_text",
+        "qwen3_5_moe", "qwen3_5_moe_text"};
     bool known = false;
     for (size_t i = 0; i < ARRAY_LEN(families); i++)
         known = known || is(m, families[i]);
@@ -61,7 +68,8 @@ static void check_family(const struct model_config *m)
           (latents && !is(m, "deepseek_v2")));
     const bool olmo = is(m, "olmo2") || is(m, "olmo3"), minimax = is(m, "minimax_m2");
     CHECK(m->joint_norm == (olmo || minimax || is(m, "olmoe")));
-    CHECK(m->rotary_dim == m->head_dim || latents || phi3 || glm || glm_moe || minimax);
+    CHECK(m->rotary_dim == m->head_dim || latents || phi3 || glm || glm_moe || minimax ||
+          may_recur(m));
     const bool either = glm || glm_moe || granite || qwen2_moe || is(m, "smollm3") ||
                         is(m, "seed_oss"); /* the file says */
     CHECK(either || m->qkv_bias == (gpt_oss || strncmp(m->model_type, "qwen2", 5) == 0));
@@ -70,7 +78,8 @@ static void check_family(const struct model_config *m)
     const bool gemma = strncmp(m->model_type, "gemma", 5) == 0;
     CHECK(glm_moe || m->head_norm == (m->joint_norm || strncmp(m->model_type, "qwen3", 5) == 0 ||
                                       strncmp(m->model_type, "gemma3", 6) == 0));
-    CHECK(m->gelu == gemma && m->norm_offset == gemma);
+    CHECK(m->gelu == gemma && m->norm_offset == (gemma || may_recur(m)));
+    CHECK(m->attention_gate == may_recur(m));
     CHECK(m->post_norms == (gemma && m->model_type[5] != '\0' ? POST_NORMS_GEMMA
                             : is(m, "glm4")                   ? POST_NORMS_GLM4
                             : olmo                            ? POST_NORMS_OLMO
@@ -130,9 +139,28 @@ static void check_mixture(const struct model_config *m)
     CHECK(in(x->chosen, x->experts > 0, 64) && x->chosen <= x->experts);
     CHECK(in(mixture_experts(x), 0, 1024) && in(mixture_chosen(x), 0, 64));
     CHECK(mixture_experts(x) * (m->layers - x->dense) <= MODEL_EXPERTS_MAX);
-    CHECK((x->shared > 0) == (glm || is(m, "qwen2_moe")) && in(x->shared, 0, 63));
+    CHECK((x->shared > 0) == (glm || x->kind == MIXTURE_QWEN2) && in(x->shared, 0, 63));
+    CHECK((x->kind == MIXTURE_QWEN2) ==
+          (is(m, "qwen2_moe") || (is(m, "qwen3_next") && x->experts > 0) ||
+           strncmp(m->model_type, "qwen3_5_moe", 11) == 0));
     CHECK(in(x->dense, 0, glm ? m->layers - 1 : 0) && in(x->dense_mlp, glm, 1 << 20));
     CHECK((x->scale > 0) == (x->experts > 0) && (glm || x->scale == (x->experts > 0)));
+}
+
+static void check_recurrent(const struct model_config *m)
+{
+    const struct recurrent_config *c = &m->recurrent;
+    const int32_t layers = model_config_recurring(m);
+    CHECK(in(layers, 0, m->layers - 1) && (layers > 0) == (c->keys > 0));
+    CHECK(layers == 0 || may_recur(m));
+    CHECK(in(c->keys, 0, 1024) && in(c->values, c->keys, 1024));
+    for (int32_t i = m->layers; i < MODEL_LAYERS_MAX; i++)
+        CHECK(!model_config_recurs(m, i));
+    if (layers == 0)
+        return;
+    CHECK(c->values % c->keys == 0 && in(c->taps, 2, 8));
+    CHECK(in(c->key_dim, 16, 256) && c->key_dim % 16 == 0);
+    CHECK(in(c->value_dim, 16, 256) && c->value_dim % 16 == 0);
 }
 
 static void check_promises(const struct model_config *m)
@@ -141,6 +169,7 @@ static void check_promises(const struct model_config *m)
     check_quant(m);
     check_mixture(m);
     check_latents(m);
+    check_recurrent(m);
     CHECK(isfinite(m->attention_scale) && m->attention_scale > 0);
     CHECK(m->attention_softcap >= 0 && m->attention_softcap <= 1e3f && m->final_softcap >= 0 &&
           m->final_softcap <= 1e3f);
