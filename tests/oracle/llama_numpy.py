@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """An independent float64 forward pass of a Llama, Mistral, Mixtral, SmolLM3, Seed-OSS, ERNIE
-4.5, GLM-4, Granite, Phi-3, Qwen, Gemma, gpt-oss, OLMo, MiniMax-M2 or DeepSeek checkpoint, in numpy.
+4.5, GLM-4, Granite, Phi-3, Qwen, Gemma, gpt-oss, OLMo, MiniMax-M2 or DeepSeek checkpoint, in numpy
+(what recurs of a Qwen's is in recurrent_numpy.py).
 
     llama_numpy.py DIR --ids 5,6,7 [--greedy N]    the next token's top logits, or N greedy tokens
     llama_numpy.py --check DIR [DIR ...]           compare with each DIR's golden.safetensors
@@ -8,8 +9,8 @@
 As a module: logits(DIR, ids) -> float64 [n, V], and greedy(DIR, ids, steps) -> tokens, gaps.
 
 It reads config.json in either dialect (rope_parameters, or rope_theta with rope_scaling) and
-model.safetensors or the files model.safetensors.index.json lists.  Of a multimodal Gemma 3 it reads
-the text model.  It exists so that a test can
+model.safetensors or the files model.safetensors.index.json lists.  Of a multimodal one it reads the
+text model.  It exists so that a test can
 check any checkpoint, a synthetic or a resharded one too, and is written for clarity: nothing is
 cached between calls and every step recomputes the whole sequence.
 """
@@ -25,6 +26,9 @@ import typing
 
 import numpy as np
 
+import recurrent_numpy
+from recurrent_numpy import RECURRENT
+
 # Tolerances of --check, relative to max|golden|.  The goldens are float32, whose rope angles
 # alone are off by position * 2^-24.
 LOGITS_TOLERANCE = 2e-5
@@ -38,7 +42,7 @@ PLAIN = ("ernie4_5", *GLM, "granite", "llama", "mistral", "olmo2", "olmo3", "phi
          "qwen3", "seed_oss", "smollm3")
 LATENTS = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite")
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss", "olmoe", "minimax_m2",
-            *LATENTS)
+            *recurrent_numpy.MIXTURES, *LATENTS)
 BIASES = (*GLM, "glm4_moe", "gpt_oss", "granite", *OLMO, "seed_oss",
           "smollm3")  # whose attention_bias may be true
 NO_WINDOWS = ("llama", "gemma", "granite", "seed_oss", "ernie4_5", "glm4_moe", "minimax_m2",
@@ -97,6 +101,7 @@ class Config(typing.NamedTuple):
     scale: float  # multiplies their shares
     groups: tuple  # of experts, and how many of them a token keeps
     latent: Latent | None
+    recurrent: recurrent_numpy.Heads | None
     act: typing.Callable  # of the gate
     norm_offset: float  # added to the weights of norms
     embed_scale: float  # multiplies embeddings
@@ -136,6 +141,8 @@ def read_safetensors(path):
 def read_json(directory):
     """config.json, or the part of it that is about the text model."""
     raw = json.loads((pathlib.Path(directory) / "config.json").read_text())
+    if raw["model_type"] in (*RECURRENT, *recurrent_numpy.MODELS):
+        return recurrent_numpy.read_text(raw)
     if raw["model_type"] != "gemma3":
         return raw
     dtype = {key: raw[key] for key in ("dtype", "torch_dtype") if key in raw}
@@ -143,11 +150,14 @@ def read_json(directory):
 
 
 def text_part(weights):
-    """A multimodal Gemma 3's text model, by the names that it has alone; those of a model without a
-    head, as with one."""
+    """A multimodal Gemma 3's or Qwen3.5's text model, by the names that it has alone; those of a
+    model without a head, as with one."""
     inner = "language_model."
     if "embed_tokens.weight" in weights:
         return {f"model.{name}": values for name, values in weights.items()}
+    if any(name.startswith(f"model.{inner}") for name in weights):
+        return {name.replace(f"model.{inner}", "model."): values
+                for name, values in weights.items()}
     if not any(name.startswith(inner) for name in weights):
         return weights
     return {name[len(inner):]: values for name, values in weights.items()
@@ -156,8 +166,10 @@ def text_part(weights):
 
 def split_fused(directory, weights):
     """Phi-3 has q, k and v in one tensor, and gate and up in another, as GLM has; here they are
-    apart."""
+    apart. So is what Qwen3-Next and Qwen3.5 have together."""
     config = read_json(directory)
+    if config["model_type"] in RECURRENT:
+        return recurrent_numpy.apart(config, weights)
     if config["model_type"] not in ("phi3", *GLM):
         return weights
     heads = config["num_attention_heads"]
@@ -225,7 +237,7 @@ def windows_of(raw):
     window = raw.get("sliding_window", None if kind in ("mixtral", "phi3", "smollm3") else
                      128 if kind == "gpt_oss" else 4096) or 0
     may_slide = "qwen" not in kind and kind != "smollm3" or raw.get("use_sliding_window")
-    if kind in NO_WINDOWS or not may_slide:
+    if kind in (*NO_WINDOWS, *RECURRENT) or not may_slide:
         window = 0
     if kind in ("mistral", "mixtral", "phi3", "qwen3_moe"):
         slides = [True for _ in layers]
@@ -313,7 +325,8 @@ def read_config(directory):
                    if raw.get(key) and (key != "attention_bias" or kind not in BIASES)]
     gemma, mixture = kind in GEMMA, kind in MIXTURES
     later = kind in ("gemma2", "gemma3_text")
-    if not (gemma or mixture) and kind not in PLAIN:
+    mixture = mixture and raw.get("num_experts") != 0
+    if not (gemma or mixture) and kind not in (*PLAIN, *RECURRENT):
         unsupported.append("model_type")
     if later:  # these do not read hidden_act
         known = raw.get("hidden_activation", "gelu_pytorch_tanh") == "gelu_pytorch_tanh"
@@ -331,11 +344,11 @@ def read_config(directory):
     latent = latent_of(raw)
     head_dim = raw.get("head_dim") or HEAD_DIMS.get(kind, raw["hidden_size"] // heads)
     head_dim = latent.turns if latent else head_dim
-    turned = 0.5 if kind in HALVES else 1.0
+    turned = 0.5 if kind in HALVES else 0.25 if kind in RECURRENT else 1.0
     if kind == "minimax_m2":
         turned = raw.get("rotary_dim", head_dim) / head_dim
     partial = scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor", turned))
-    if not known or partial != 1 and kind not in ("phi3", "minimax_m2", *HALVES):
+    if not known or partial != 1 and kind not in ("phi3", "minimax_m2", *HALVES, *RECURRENT):
         unsupported.append("rope")
     if raw.get("mlp_only_layers") or raw.get("decoder_sparse_step", 1) != 1:
         unsupported.append("layers without experts")
@@ -365,13 +378,14 @@ def read_config(directory):
         windows=windows_of(raw),
         turns=turns_of(raw),
         chosen=raw["num_experts_per_tok"] if mixture else 0,
-        among=kind in ("mixtral", "gpt_oss", "minimax_m2")
+        among=kind in ("mixtral", "gpt_oss", "minimax_m2", "qwen3_5_moe_text")
         or raw.get("norm_topk_prob", kind in ("glm4_moe", *LATENTS) and kind != "deepseek_v2"),
         scale=raw.get("routed_scaling_factor", SCALES.get(kind, 1.0)),
         groups=groups_of(raw),
         latent=latent,
+        recurrent=recurrent_numpy.heads_of(raw),
         act=gelu if gemma else silu,
-        norm_offset=float(gemma),
+        norm_offset=float(gemma or kind in RECURRENT),
         embed_scale=embed_scale_of(raw),
         residual_scale=raw.get("residual_multiplier", 1.0) if kind == "granite" else 1.0,
         logit_scale=1 / raw.get("logits_scaling", 1.0) if kind == "granite" else 1.0,
@@ -590,6 +604,26 @@ def layer(config, weights, prefix, x, rotation, window, stored, met):
     def latent_norm(name, y):
         return rms_norm(y, weights[f"{prefix}self_attn.{name}.weight"], LATENT_EPSILON)
 
+    def attend(y):
+        if config.latent:
+            q, k, v = latent_heads(config, project, latent_norm, y, stored)
+        else:
+            q, k, v = (project(f"self_attn.{name}_proj", y) for name in "qkv")
+            if f"{prefix}self_attn.q_norm.weight" in weights:
+                q, k = joint_or_own("self_attn.q_norm", q), joint_or_own("self_attn.k_norm", k)
+            q, k, v = (one.reshape(len(x), -1, config.head_dim) for one in (q, k, v))
+        if rotation:
+            q, k = (rotate(one, *rotation, config.interleaved) for one in (q, k))
+        if config.latent:
+            k[..., :config.latent.turns] = stored(k[..., :config.latent.turns])
+        else:
+            k, v = stored(k), stored(v)
+        out = attention(config, q, k, v, window,
+                        weights.get(f"{prefix}self_attn.sinks"))  # gpt-oss
+        if config.recurrent:
+            out *= sigmoid(project("self_attn.gate_proj", y))
+        return project("self_attn.o_proj", out)
+
     # Names of norms behind attention, before and behind the MLP: of Gemma 2 and 3, and GLM-4-0414,
     # which have all four; of OLMo 2 and 3, which have none before anything
     behind_only = f"{prefix}input_layernorm.weight" not in weights
@@ -597,22 +631,10 @@ def layer(config, weights, prefix, x, rotation, window, stored, met):
     after = gemma or f"{prefix}post_mlp_layernorm.weight" in weights
     behind, before, last = GEMMA_NORMS if gemma else GLM4_NORMS
     y = x if behind_only else norm("input_layernorm", x)
-    if config.latent:
-        q, k, v = latent_heads(config, project, latent_norm, y, stored)
+    if f"{prefix}linear_attn.A_log" in weights:
+        y = recurrent_numpy.recur(config, weights, prefix, project, y)
     else:
-        q, k, v = (project(f"self_attn.{name}_proj", y) for name in "qkv")
-        if f"{prefix}self_attn.q_norm.weight" in weights:
-            q, k = joint_or_own("self_attn.q_norm", q), joint_or_own("self_attn.k_norm", k)
-        q, k, v = (one.reshape(len(x), -1, config.head_dim) for one in (q, k, v))
-    if rotation:
-        q, k = (rotate(one, *rotation, config.interleaved) for one in (q, k))
-    if config.latent:
-        k[..., :config.latent.turns] = stored(k[..., :config.latent.turns])
-    else:
-        k, v = stored(k), stored(v)
-    y = attention(config, q, k, v, window,
-                  weights.get(f"{prefix}self_attn.sinks"))  # gpt-oss
-    y = project("self_attn.o_proj", y)
+        y = attend(y)
     x = x + config.residual_scale * (norm(behind, y) if after else y)
     y = x if behind_only else norm(before, x)
     if config.chosen > 0 and f"{prefix}mlp.gate_proj.weight" not in weights:

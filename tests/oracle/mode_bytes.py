@@ -19,7 +19,8 @@ of one column of the mesh.  Homes are counted by depth or w, and in it by row or
 Where all heads are normed together, the ranks that have the same rows in attention sum squares of
 every head, over one axis of the heads after the other.
 Models with latents (tp1d_bytes) are mixtures, which 1d and 1d_sp have alone: either completes the
-latents of all rows on every rank.
+latents of all rows on every rank.  Models with layers that recur have these two, too; such layers
+move what those that attend do.
 """
 
 import argparse
@@ -300,7 +301,7 @@ def step_bytes(shape, mode, ranks, rank, rows, sampled, many=False, weight_size=
         return sum(received for _, received in step.values())
     if mode == "1d_sp":
         return sequence_parallel(shape, ranks, rank, rows, sampled)
-    assert not shape.latent, mode
+    assert not (shape.latent or shape.recurrent), mode
     if mode.startswith("3d"):
         mesh, place = mesh_place(mode, ranks, rank)
         gathered = weight_size if "gathered" in mode else 0

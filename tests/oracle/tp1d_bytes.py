@@ -20,6 +20,11 @@ DeepSeek's keys and values, and some queries, are made of latents: one product, 
 has columns by the balanced rule, makes [query | value | turns] of a row, and an all-gather in fp32
 completes it on all ranks.  What makes queries of their latent, or of the row, and keys and values
 goes with its heads, and has no KV head of its own: all ranks cache [turns | value].
+Of Qwen3-Next and Qwen3.5 most layers recur: of each key head, by the balanced rule, with its value
+heads, a rank has the rows of q, k, v and z, those of both gates, the columns of what follows, and
+in fp32 the taps of a convolution and two numbers of each value head.  The last rows before the
+convolution and a matrix of each value head are all that it keeps of a sequence, however long.  In
+their other layers queries have gates, as wide, which go with their heads.
 gpt-oss has sinks, one of each head, and biases of all linears: those behind a sum are replicated.
 
 The distributed sampler exchanges candidates instead of logits: 32 bytes a row; and when any row
@@ -40,6 +45,7 @@ GEMMA3 = {  # what a multimodal checkpoint's text_config need not say
 }
 
 
+RECURRENT = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 LATENTS = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite")
 
 
@@ -57,6 +63,24 @@ class Latent(typing.NamedTuple):
     def columns(self):
         """Of the product that makes latents."""
         return self.query + self.value + self.turns
+
+
+class Recurrent(typing.NamedTuple):
+    """Heads of queries and keys, and of values, in layers that recur; the sizes of each; rows that
+    the convolution sees; how many layers do."""
+
+    keys: int
+    values: int
+    key_dim: int
+    value_dim: int
+    taps: int
+    layers: int
+
+    def own(self, ranks, rank):
+        """Value heads of a rank, and its elements of a row that are convolved."""
+        keys = len(block(self.keys, ranks, rank))
+        values = keys * (self.values // self.keys)
+        return values, 2 * keys * self.key_dim + values * self.value_dim
 
 
 class Shape(typing.NamedTuple):
@@ -83,6 +107,13 @@ class Shape(typing.NamedTuple):
     dense: int = 0  # layers with a plain MLP instead,
     dense_mlp: int = 0  # this wide
     latent: Latent | None = None  # then head_dim means nothing
+    recurrent: Recurrent | None = None
+    gate: bool = False  # as wide as queries
+
+    @property
+    def attending(self):
+        """How many layers attend."""
+        return self.layers - (self.recurrent.layers if self.recurrent else 0)
 
     @property
     def norms(self):
@@ -90,13 +121,28 @@ class Shape(typing.NamedTuple):
         return 4 if self.post_norm else 2
 
 
+def recurrent_of(config):
+    if config["model_type"] not in RECURRENT:
+        return None
+    types, every = config.get("layer_types"), config.get("full_attention_interval", 4)
+    layers = (types.count("linear_attention") if types else
+              sum(i % every != 0 for i in range(1, config["num_hidden_layers"] + 1)))
+    return Recurrent(config["linear_num_key_heads"], config["linear_num_value_heads"],
+                     config["linear_key_head_dim"], config["linear_value_head_dim"],
+                     config["linear_conv_kernel_dim"], layers)
+
+
 def shape_of(config):
     """The Shape of a parsed config.json, with that file's defaults filled in."""
+    if config["model_type"] in ("qwen3_5", "qwen3_5_moe"):  # likewise
+        config = {**config["text_config"], "model_type": f"{config['model_type']}_text"}
     if config["model_type"] == "gemma3":  # of a multimodal checkpoint: the text model
         config = {"model_type": "gemma3_text", **GEMMA3, **config["text_config"]}
     gemma = config["model_type"] in ("gemma", "gemma2", "gemma3_text")
     latents = config["model_type"] in LATENTS
-    glm, qwen2 = config["model_type"] == "glm4_moe" or latents, config["model_type"] == "qwen2_moe"
+    recurrent = recurrent_of(config)
+    glm = config["model_type"] == "glm4_moe" or latents
+    qwen2 = config["model_type"] == "qwen2_moe" or bool(recurrent and config.get("num_experts"))
     minimax = config["model_type"] == "minimax_m2"
     olmo = config["model_type"] in ("olmo2", "olmo3", "olmoe")
     qwen3 = config["model_type"] == "qwen3_moe"
@@ -117,7 +163,7 @@ def shape_of(config):
         o_bias=config["model_type"] == "gpt_oss" or config.get("attention_out_bias", False)
         or ((olmo or config["model_type"] in ("granite", "smollm3"))
             and config.get("attention_bias", False)),
-        head_norm=config["model_type"] in ("qwen3", "qwen3_moe", "gemma3_text")
+        head_norm=config["model_type"] in ("qwen3", "qwen3_moe", "gemma3_text", *RECURRENT)
         or (glm and not latents and config.get("use_qk_norm", False)),
         joint_norm=minimax or olmo,
         experts=config.get("num_local_experts") or config.get("num_experts")
@@ -133,6 +179,8 @@ def shape_of(config):
         latent=Latent(config["q_lora_rank"] or 0, config["kv_lora_rank"],
                       config["qk_rope_head_dim"], config["qk_nope_head_dim"],
                       config["v_head_dim"]) if latents else None,
+        recurrent=recurrent,
+        gate=bool(recurrent),
     )
 
 
@@ -225,11 +273,23 @@ def latent_elements(shape, ranks, rank):
     return columns * shape.hidden + queries + pairs, heads * latent.head
 
 
+def recurrent_elements(shape, ranks, rank):
+    """Of all layers that recur: those of their linears, and those held in fp32."""
+    if not shape.recurrent:
+        return 0, 0
+    recurrent = shape.recurrent
+    values, channels = recurrent.own(ranks, rank)
+    wide = values * recurrent.value_dim
+    linears = (channels + wide + 2 * values + wide) * shape.hidden
+    others = channels * recurrent.taps + 2 * values + recurrent.value_dim
+    return recurrent.layers * linears, recurrent.layers * others
+
+
 def weight_elements(shape, ranks, rank):
     """Elements of each kind of weight that a rank holds, over all layers."""
     q_width = len(block(shape.heads, ranks, rank)) * shape.head_dim
     kv_width = len(kv_heads_of(shape, ranks, rank)) * shape.head_dim
-    qkv, o_width = (q_width + 2 * kv_width) * shape.hidden, q_width
+    qkv, o_width = (q_width * (1 + shape.gate) + 2 * kv_width) * shape.hidden, q_width
     if shape.latent:
         qkv, o_width = latent_elements(shape, ranks, rank)
     columns = len(block(shape.mlp, ranks, rank))
@@ -241,19 +301,21 @@ def weight_elements(shape, ranks, rank):
     mixed = shape.layers - shape.dense
     columns = columns * mixed * max(shape.experts + shape.shared, 1)
     columns += len(block(shape.dense_mlp, ranks, rank)) * shape.dense
-    norms = shape.norms * shape.hidden + 2 * shape.head_dim * shape.head_norm
-    norms += (q_width + kv_width) * shape.joint_norm
+    norms = 2 * shape.head_dim * shape.head_norm + (q_width + kv_width) * shape.joint_norm
     norms += shape.latent.query + shape.latent.value if shape.latent else 0
+    linears, others = recurrent_elements(shape, ranks, rank)
     return {
         "embedding": table,
         "lm_head": 0 if shape.tied else table,
-        "qkv": shape.layers * qkv,
-        "o": shape.layers * o_width * shape.hidden,
+        "qkv": shape.attending * qkv,
+        "o": shape.attending * o_width * shape.hidden,
+        "recurrent": linears,
+        "recurrent, fp32": others,
         "gate_up": 2 * columns * shape.hidden,
         "down": columns * shape.hidden,
         "router": mixed * (shape.experts + shape.gated) * shape.hidden,
-        "bias": shape.layers * bias + mixed * shape.experts * shape.corrections,
-        "norms": shape.layers * norms + shape.hidden,
+        "bias": shape.attending * bias + mixed * shape.experts * shape.corrections,
+        "norms": shape.attending * norms + (shape.layers * shape.norms + 1) * shape.hidden,
     }
 
 
@@ -262,7 +324,17 @@ def kv_bytes_per_token(shape, ranks, rank, elem_size=4):
     if shape.latent:
         cached = shape.latent.value + shape.latent.turns
         return shape.layers * cached * elem_size * bool(block(shape.heads, ranks, rank))
-    return 2 * shape.layers * len(kv_heads_of(shape, ranks, rank)) * shape.head_dim * elem_size
+    return 2 * shape.attending * len(kv_heads_of(shape, ranks, rank)) * shape.head_dim * elem_size
+
+
+def state_bytes(shape, ranks, rank):
+    """Bytes that a rank keeps of a sequence in layers that recur, however long it is."""
+    if not shape.recurrent:
+        return 0
+    recurrent = shape.recurrent
+    values, channels = recurrent.own(ranks, rank)
+    each = values * recurrent.key_dim * recurrent.value_dim + (recurrent.taps - 1) * channels
+    return 4 * recurrent.layers * each
 
 
 # ---- self-check -------------------------------------------------------------------------------
@@ -289,6 +361,11 @@ DEEPSEEK_V2 = Shape(102400, 5120, 60, 128, 128, 0, 1536, False, experts=160, sha
 DEEPSEEK_V3 = Shape(129280, 7168, 61, 128, 128, 0, 2048, False, experts=256, shared=1,
                     corrections=True, dense=3, dense_mlp=18432,
                     latent=Latent(1536, 512, 64, 128, 128))
+QWEN3_NEXT = Shape(151936, 2048, 48, 16, 2, 256, 512, False, head_norm=True, experts=512, shared=1,
+                   gated=True, recurrent=Recurrent(16, 32, 128, 128, 4, 36), gate=True)
+QWEN35_35B_A3B = Shape(248320, 2048, 40, 16, 2, 256, 512, False, head_norm=True, experts=256,
+                       shared=1, gated=True, recurrent=Recurrent(16, 32, 128, 128, 4, 30),
+                       gate=True)
 GEMMA_2B = Shape(256000, 2048, 18, 8, 1, 256, 16384, True)
 GEMMA2_9B = Shape(256000, 3584, 42, 16, 8, 256, 14336, True, post_norm=True)
 GPT_OSS_20B = Shape(201088, 2880, 24, 64, 8, 64, 2880, False, bias=True, o_bias=True, experts=32,
@@ -387,9 +464,31 @@ def check_memory():
     expect("DeepSeek-V3, P=4, parts of attention",
            sum(part["qkv"] + part["o"] for part in held), 61 * (
                7168 * 2112 + 128 * (192 * 1536 + 256 * 512 + 128 * 7168)))
-    # 61 layers of 512 + 64 elements, whatever ranks there are.
+    # "80B in total", "35B in total" (their model cards).
+    for name, shape, count in (("Qwen3-Next", QWEN3_NEXT, 80), ("Qwen3.5-35B", QWEN35_35B_A3B, 35)):
+        whole = sum(weight_elements(shape, 1, 0).values())
+        expect(f"{name}, billions of parameters", round(whole / 1e9), count)
+    # A layer of it: 8192 + 4096 outputs, gates of 32 heads, 4096 columns back.
+    whole = weight_elements(QWEN3_NEXT, 1, 0)
+    expect("Qwen3-Next, what recurs", whole["recurrent"], 36 * 2048 * (8192 + 4096 + 64 + 4096))
+    # A quarter of it: 8 value heads, 4 key heads; norms of values on every rank.
+    held = weight_elements(QWEN3_NEXT, 4, 1)
+    expect("a quarter of that", held["recurrent"], whole["recurrent"] // 4)
+    expect("in fp32", held["recurrent, fp32"], 36 * (2048 * 4 + 2 * 8 + 128))
+    # 36 layers of 8 matrices of 128 x 128, and 3 rows of 2048; 12 layers of 1 KV head.
+    expect("Qwen3-Next, P=4, bytes per sequence", state_bytes(QWEN3_NEXT, 4, 1),
+           36 * 4 * (8 * 16384 + 3 * 2048))
+    expect("the same, KV bytes per token in bf16", kv_bytes_per_token(QWEN3_NEXT, 4, 1, 2),
+           12 * 2 * 256 * 2)
+    # Three key heads on two ranks: one and two.
+    odd = Shape(99, 64, 4, 4, 2, 16, 96, True, recurrent=Recurrent(3, 9, 32, 16, 3, 2), gate=True)
+    expect("3 key and 9 value heads, P=2, bytes per sequence",
+           [state_bytes(odd, 2, rank) for rank in range(2)],
+           [2 * 4 * (3 * 512 + 2 * 112), 2 * 4 * (6 * 512 + 2 * 224)])
+    # 61 layers of 512 + 64 elements, whatever ranks there are, if they have a head.
     expect("DeepSeek-V3, KV bytes per token in bf16",
-           [kv_bytes_per_token(DEEPSEEK_V3, 256, rank, 2) for rank in (0, 255)], [70272] * 2)
+           [kv_bytes_per_token(DEEPSEEK_V3, 256, rank, 2) for rank in (0, 1, 255)],
+           [0, 70272, 70272])
     # gpt-oss' model card (arXiv 2508.10925, table 1): 19.12, 0.64 and 1.16 billion, 20.91 in all.
     whole = weight_elements(GPT_OSS_20B, 1, 0)
     expect("gpt-oss-20b, tens of millions of parameters of its tables",
@@ -456,6 +555,7 @@ def print_tables(shape, args):
     row("  total", [sum(held.values()) for held in weights])
     row(f"KV bytes per token ({args.kv_size}-byte elements)",
         [kv_bytes_per_token(shape, args.ranks, rank, args.kv_size) for rank in ranks])
+    row("bytes of a sequence that recurs", [state_bytes(shape, args.ranks, rank) for rank in ranks])
 
 
 def main():
