@@ -135,6 +135,8 @@ static void json_rank(const struct setup *s, const struct footprint *f, int32_t 
     buf_printf(b, "\"kv_bytes_per_token\": %zu, \"kv_bytes\": %zu, \"activation_bytes\": %zu, ",
                f->rank[r].kv_per_token, f->rank[r].kv, f->rank[r].activations);
     buf_printf(b, "\"comm_buffer_bytes\": %zu, ", f->comm_bytes);
+    if (model_config_recurring(&s->model) > 0)
+        buf_printf(b, "\"state_bytes_per_sequence\": %zu, ", f->rank[r].state);
     if (f->on_device)
         buf_printf(b, "\"scratch_bytes\": %zu, ", f->rank[r].scratch);
     buf_printf(b, "\"received_bytes_per_layer\": {\"decode_1\": %llu, \"prefill_%d\": %llu}, ",

@@ -60,7 +60,11 @@ static const char *const goldens[] = {"tied_gqa2_f32",
                                       "deepseek_v2_groups_f32",
                                       "deepseek_v3_f32",
                                       "deepseek_v3_bf16",
-                                      "glm4_moe_lite_f32"};
+                                      "glm4_moe_lite_f32",
+                                      "qwen3_next_f32",
+                                      "qwen3_5_f32",
+                                      "qwen3_5_bf16",
+                                      "qwen3_5_moe_f32"};
 static const int32_t rank_counts[] = {1, 2, 3, 4, 5, 8};
 
 enum { GREEDY = 128, ROWS = 64 };
@@ -282,24 +286,27 @@ static void test_same_bits_in_any_chunking(void **state)
 {
     (void)state;
     static const int32_t chunks[] = {1, 3, 16, 17};
-    size_t n;
-    int32_t *prompt = golden_tensor(goldens[0], "prompt0", &n);
-    struct cluster *c = open_golden(goldens[0], 2, "auto");
-    float *first = prompt_logits(c, prompt, (int32_t)n, ROWS);
-    for (size_t i = 0; i < ARRAY_LEN(chunks); i++) {
-        float *got = prompt_logits(c, prompt, (int32_t)n, chunks[i]);
-        assert_memory_equal(got, first, n * (size_t)c->setup.model.vocab * sizeof *got);
-        free(got);
+    static const char *const names[] = {"tied_gqa2_f32", "qwen3_next_f32", "qwen3_5_f32",
+                                        "qwen3_5_bf16"};
+    for (size_t g = 0; g < ARRAY_LEN(names); g++) {
+        size_t n;
+        int32_t *prompt = golden_tensor(names[g], "prompt0", &n);
+        struct cluster *c = open_golden(names[g], 2, "auto");
+        float *first = prompt_logits(c, prompt, (int32_t)n, ROWS);
+        for (size_t i = 0; i < ARRAY_LEN(chunks); i++) { /* where a state of other rows is */
+            float *got = prompt_logits(c, prompt, (int32_t)n, chunks[i]);
+            assert_memory_equal(got, first, n * (size_t)c->setup.model.vocab * sizeof *got);
+            free(got);
+        }
+        free(first);
+        free(prompt);
+        cluster_close(c);
     }
-    free(first);
-    free(prompt);
-    cluster_close(c);
 }
 
 /* Sampled (temperature, top_p, top_k) among 15 other sequences: same logits bits, same tokens. */
-static void test_same_bits_among_others(void **state)
+static void check_among_others(const char *name)
 {
-    (void)state;
     enum { OTHERS = 15, TOKENS = 24, LENGTH = 3 };
     const struct sample_params p = {.temperature = 0.9f, .top_p = 0.8f, .top_k = 40, .seed = 7};
     int32_t prompts[OTHERS + 1][LENGTH]; /* a step borrows them until it is sent */
@@ -309,7 +316,7 @@ static void test_same_bits_among_others(void **state)
         for (int32_t i = 0; i < LENGTH; i++)
             prompts[s][i] = 17 + 25 * i + s;
     for (int32_t crowd = 0; crowd < 2; crowd++) {
-        struct cluster *c = open_golden(goldens[0], 2, "auto");
+        struct cluster *c = open_golden(name, 2, "auto");
         const size_t vocab = (size_t)c->setup.model.vocab;
         int32_t sequences = crowd ? OTHERS + 1 : 1;
         logits[crowd] = malloc(TOKENS * vocab * sizeof(float));
@@ -339,6 +346,14 @@ static void test_same_bits_among_others(void **state)
     }
     free(logits[0]);
     free(logits[1]);
+}
+
+static void test_same_bits_among_others(void **state)
+{
+    (void)state;
+    check_among_others("tied_gqa2_f32");
+    check_among_others("qwen3_next_f32"); /* each of which has a state */
+    check_among_others("qwen3_5_bf16");
 }
 
 int main(int argc, char **argv)

@@ -72,10 +72,26 @@ static bool is_named(const char *tensor, const char *name)
     return name && strcmp(tensor, name) == 0;
 }
 
+static bool ends_with(const char *name, const char *end)
+{
+    const size_t n = strlen(name), k = strlen(end);
+    return n > k && strcmp(name + n - k, end) == 0;
+}
+
+/* Layers that recur have vectors beside gains; and those of their norms are as they come. */
+static bool is_decay(const char *tensor)
+{
+    return ends_with(tensor, ".A_log");
+}
+
+static bool is_convolution(const char *tensor)
+{
+    return ends_with(tensor, ".conv1d.weight");
+}
+
 static bool is_gain(const char *tensor, int32_t ndim)
 {
-    const size_t n = strlen(tensor), bias = strlen("bias");
-    return ndim == 1 && !(n > bias && strcmp(tensor + n - bias, "bias") == 0);
+    return ndim == 1 && !ends_with(tensor, "bias") && !is_decay(tensor) && !is_convolution(tensor);
 }
 
 void synth_row(const struct synth_rules *rules, const char *tensor, int32_t ndim, int64_t cols,
@@ -84,7 +100,9 @@ void synth_row(const struct synth_rules *rules, const char *tensor, int32_t ndim
     CHECK(range.end <= cols);
     CHECK(cols <= INT32_MAX);
     uint64_t key = row_key(rules, tensor, row);
-    float scale = rules->std * 1.7320508f * 0x1p-23f; /* uniform in +-a has deviation a / sqrt 3 */
+    const float std = is_decay(tensor) ? 1.0f : is_convolution(tensor) ? 0.5f : rules->std;
+    const bool less_one = rules->less_one && !strstr(tensor, ".linear_attn.");
+    float scale = std * 1.7320508f * 0x1p-23f; /* uniform in +-a has deviation a / sqrt 3 */
     if (row < rules->tiny_rows && (is_named(tensor, rules->embed) || is_named(tensor, rules->head)))
         scale *= 0x1p-10f;
     char *out = dst;
@@ -92,7 +110,7 @@ void synth_row(const struct synth_rules *rules, const char *tensor, int32_t ndim
         float block[BLOCK];
         int64_t n = range.end - col < BLOCK ? range.end - col : BLOCK;
         if (is_gain(tensor, ndim))
-            gains_block(key, (uint32_t)col, rules->less_one, block);
+            gains_block(key, (uint32_t)col, less_one, block);
         else
             matrix_block(key, (uint32_t)col, scale, block);
         store_block(block, n, dtype, out);

@@ -6,7 +6,8 @@
 #include "weights/placement.h"
 
 /* Matrices, and vectors named *.bias: uniform with standard deviation `std`. Other vectors (norm
- * gains): 1 + j / 128, |j| <= 12, which every dtype holds exactly. In the tensors named embed or
+ * gains): 1 + j / 128, |j| <= 12, which every dtype holds exactly; but for those of layers that
+ * recur: *.A_log with deviation 1, *.conv1d.weight with 0.5. In the tensors named embed or
  * head the first tiny_rows rows are scaled by 2^-10, so that control and byte tokens never win.
  * Matrix values are rounded to a dtype: that of the checkpoint in synth_write, that of the local
  * weight in loader_fill_dummy. The two are equal when these dtypes are. */
@@ -15,7 +16,7 @@ struct synth_rules {
     float std;
     const char *embed, *head; /* tensor names; head may be NULL (tied) */
     int64_t tiny_rows;
-    bool less_one; /* gains are stored less one */
+    bool less_one; /* gains are stored less one, but for those of norms in layers that recur */
 };
 
 /* Elements [range.begin, range.end) of a row of a tensor in `dtype` (F32, F16, BF16), rounded to

@@ -59,8 +59,9 @@ def write(directory, tensors, like, **config):
 
 
 def is_linear(name):
-    return "_proj.weight" in name or name.endswith((".w1.weight", ".w2.weight", ".w3.weight",
-                                                    ".kv_a_proj_with_mqa.weight"))
+    return "_proj.weight" in name or name.endswith((
+        ".w1.weight", ".w2.weight", ".w3.weight", ".kv_a_proj_with_mqa.weight",
+        ".in_proj_qkvz.weight", ".in_proj_qkv.weight", ".in_proj_z.weight"))
 
 
 def spread(scales, shape, block):

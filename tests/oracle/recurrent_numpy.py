@@ -139,7 +139,7 @@ def recur(config, weights, prefix, project, y):
     """What a layer that recurs makes of rows y, which have no state before them."""
     heads, part = config.recurrent, f"{prefix}linear_attn."
     mixed = convolved(project("linear_attn.in_proj_qkv", y),
-                      weights[f"{part}conv1d.weight"][:, 0])
+                      weights[f"{part}conv1d.weight"].reshape(-1, heads.taps))
     z, b, a = (project(f"linear_attn.in_proj_{name}", y) for name in "zba")
     q, k, v = np.split(mixed, [heads.key_width, 2 * heads.key_width], axis=-1)
     q, k = (unit(one.reshape(len(y), heads.keys, -1)).repeat(heads.values // heads.keys, axis=1)
