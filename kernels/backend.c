@@ -168,11 +168,28 @@ static int64_t qkv_cols(const struct heads *h)
     return ((int64_t)h->heads + sides * (int64_t)h->kv_heads) * h->head_dim;
 }
 
+/* Without a cache, whose table there need not be then, and with one. */
+static bool is_placed(const struct rows *r)
+{
+    return r->count >= 0 && r->head >= 0 && r->tail >= 0 && r->head <= r->count - r->tail &&
+           (r->count == 0 || (r->slot != NULL && r->position != NULL));
+}
+
 static bool is_rows(const struct rows *r)
 {
-    return r->count >= 0 && r->table_cols >= 0 && r->head >= 0 && r->tail >= 0 &&
-           r->head <= r->count - r->tail &&
-           (r->count == 0 || (r->slot != NULL && r->position != NULL && r->table != NULL));
+    return is_placed(r) && r->table_cols >= 0 && (r->count == 0 || r->table != NULL);
+}
+
+static bool is_state_dim(int32_t dim)
+{
+    return dim > 0 && dim % 16 == 0 && dim <= BACKEND_STATE_DIM_MAX;
+}
+
+static bool is_recurrent(const struct recurrent_heads *h)
+{
+    return h->keys >= 0 && h->values >= 0 && (h->keys == 0) == (h->values == 0) &&
+           (h->keys == 0 || h->values % h->keys == 0) && is_state_dim(h->key_dim) &&
+           is_state_dim(h->value_dim) && h->taps >= 2 && h->taps <= BACKEND_TAPS_MAX;
 }
 
 static bool is_cache_of(const struct kv_cache *kv, const struct heads *h, int32_t layer)
@@ -530,6 +547,36 @@ enum status backend_rope_attend(struct backend *b, struct view out, struct view 
         return st;
     REQUIRE("rope_attend", is_cache_of(kv, h, layer), qkv, out);
     b->ops->rope_attend(b, out, qkv, rules, table, h, how, rows, kv, layer);
+    return OK;
+}
+
+enum status backend_delta_rule(struct backend *b, struct view out, struct view a,
+                               struct cview gates, const struct recurrent_heads *h,
+                               const struct recurrent_rules *rules, const struct rows *rows,
+                               const struct recurrent_state *state, struct err *err)
+{
+    const int64_t keys = 2 * (int64_t)h->keys * h->key_dim;
+    const int64_t values = (int64_t)h->values * h->value_dim;
+    REQUIRE("delta_rule", is_recurrent(h) && is_placed(rows), a, out);
+    REQUIRE("delta_rule", has_shape(cview_of(a), rows->count, keys + 2 * values), a, out);
+    REQUIRE("delta_rule", is_factor(cview_of(out), rows->count, values), a, out);
+    REQUIRE("delta_rule", has_shape(gates, rows->count, 2 * (int64_t)h->values), a, gates);
+    REQUIRE("delta_rule", is_apart(cview_of(out), cview_of(a)), a, out);
+    REQUIRE("delta_rule", is_apart(cview_of(out), gates) && is_apart(cview_of(a), gates), a, gates);
+    if (rows->count == 0 || h->values == 0)
+        return OK;
+    REQUIRE("delta_rule", rules->conv != NULL && rules->gain != NULL, a, out);
+    REQUIRE("delta_rule", rules->decay != NULL && rules->decay_bias != NULL, a, gates);
+    REQUIRE("delta_rule", state->matrix != NULL && state->rows != NULL, a, out);
+    b->ops->delta_rule(b, out, a, gates, h, rules, rows, state);
+    return OK;
+}
+
+enum status backend_gate(struct backend *b, struct view y, struct cview x, struct err *err)
+{
+    REQUIRE("gate", is_matrix(x) && is_factor(cview_of(y), x.rows, x.cols), y, x);
+    REQUIRE("gate", is_apart(cview_of(y), x), y, x);
+    b->ops->gate(b, y, x);
     return OK;
 }
 

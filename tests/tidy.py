@@ -89,6 +89,7 @@ TESTED_BY = {
     "kernels/cpu/linear.c": "tests/test_kernels.c",
     "kernels/cpu/product.c": "tests/test_kernels.c",
     "kernels/cpu/pool.c": "tests/test_kernels.c",
+    "kernels/cpu/recurrent.c": "tests/test_delta_rule.c",
     "kernels/cpu/rowops.c": "tests/test_kernels.c tests/test_joint_norm.c",
     "kernels/cpu/logprobs.c": "tests/test_sample.c",
     "kernels/cpu/rules.c": "tests/test_sample.c",
@@ -123,6 +124,7 @@ TESTED_BY = {
     "kernels/host_memory_experts.c": "tests/test_experts.c",
     "kernels/module.c": "tests/blackbox/test_startup.py",
     "kernels/ref/ref.c": "tests/test_kernels.c",
+    "kernels/ref/ref_recurrent.c": "tests/test_delta_rule.c",
     "kernels/ref/ref_sample.c": "tests/test_sample.c",
     "weights/checkpoint.c": "tests/test_checkpoint.c tests/test_lora_apply.c tests/test_nomem.c "
         "tests/fuzz/fuzz_checkpoint.c",

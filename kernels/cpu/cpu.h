@@ -62,6 +62,19 @@ struct cpu_scores {
     float *o; /* [heads][BACKEND_HEAD_DIM_MAX] */
 };
 
+/* One value head of the rows of a sequence, of the gated delta rule: q and k are of unit length, v
+ * becomes what is asked for q. */
+struct cpu_delta {
+    float *state;       /* [keys][values] */
+    const float *q, *k; /* of the first row, `stride` from one to the next */
+    float *v;           /* so, too */
+    const float *b, *a; /* gates, `gates_stride` from one to the next */
+    float decay, bias;  /* of the head */
+    ptrdiff_t stride, gates_stride;
+    int32_t rows, keys, values;
+    bool begins; /* with zeros for a state */
+};
+
 struct cpu_isa {
     const char *name;
 
@@ -109,6 +122,13 @@ struct cpu_isa {
     void (*weigh_latents)(const struct cpu_scores *a);
     void (*merge)(float *o, const float *add, float a, float b, int32_t n); /* o * a + add * b */
     void (*divide)(float *dst, const float *o, float by, int32_t n);
+
+    /* layers that recur: y = silu of sum rows[i] * taps[i][n], ascending; n a multiple of 16 */
+    void (*convolve)(float *y, const float *const *rows, const float *taps, int32_t count,
+                     int32_t n);
+    void (*delta)(const struct cpu_delta *d, int32_t column, int32_t columns); /* of the values */
+    int32_t delta_columns;                                                     /* done best */
+    void (*gate)(float *y, const float *x, int32_t n);                         /* y *= sigmoid(x) */
 
     /* sampling */
     float (*maximum)(const float *x, int32_t n, bool *bad);       /* bad: a NaN or +inf */
@@ -209,6 +229,11 @@ void attend_run(struct backend *b, struct view out, struct cview qkv, const stru
                 const struct attention *how, const struct rows *rows, const struct kv_cache *kv,
                 int32_t layer);
 
+/* recurrent.c */
+void recurrent_delta_rule(struct backend *b, struct view out, struct view a, struct cview gates,
+                          const struct recurrent_heads *h, const struct recurrent_rules *rules,
+                          const struct rows *rows, const struct recurrent_state *state);
+
 /* rowops.c */
 void rowops_resolve(struct backend *b, int32_t *ids, const int32_t *token, const struct rows *rows,
                     const struct sample_slots *slots);
@@ -235,6 +260,7 @@ void rowops_latent(struct backend *b, struct view query, struct view qkv, struct
                    const struct latent_rules *rules);
 void rowops_rope_table(struct backend *b, struct view table, const int32_t *position,
                        const float *inv_freq, float scale);
+void rowops_gate(struct backend *b, struct view y, struct cview x);
 void rowops_act_mul(struct backend *b, struct view y, struct cview gu, enum activation act);
 void rowops_scale(struct backend *b, struct view y, struct cview x, float by);
 void rowops_softcap(struct backend *b, struct view x, float cap);

@@ -656,6 +656,8 @@ static void weigh(const struct cpu_scores *a)
 
 #include "kernels/cpu/micro_latent.h"
 
+#include "kernels/cpu/micro_recurrent.h"
+
 static void merge(float *o, const float *more, float a, float b, int32_t n)
 {
     for (int32_t i = 0; i < n; i += 16) {
@@ -745,5 +747,6 @@ static void exponentials(float *e, const float *z, float max, int32_t n)
                     [ACT_SWIGLU_PAIRS] = swiglu_pairs},                                            \
         .softcap = softcap, .rotate = rotate, .sum_tree = sum_tree, .scores = scores,              \
         .softmax = softmax, .weigh = weigh, .weigh_latents = weigh_latents, .merge = merge,        \
-        .divide = divide, .maximum = maximum, .find = find, .scale = scale, .exp = exponentials,   \
+        .divide = divide, .convolve = convolve, .delta = delta, .delta_columns = 16 * DELTA_VECS,  \
+        .gate = gate, .maximum = maximum, .find = find, .scale = scale, .exp = exponentials,       \
     }

@@ -386,6 +386,29 @@ void rowops_rope_table(struct backend *b, struct view table, const int32_t *posi
     pool_run(cpu_of(b)->pool, table.rows, 1 + 512 / ((int64_t)table.cols + 1), rope_rows, &j);
 }
 
+struct gate_job {
+    const struct cpu_isa *isa;
+    float *y;
+    const float *x;
+    int32_t cols;
+};
+
+static void gate_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
+{
+    const struct gate_job *j = arg;
+    (void)worker;
+    for (int64_t t = begin; t < end; t++)
+        j->isa->gate(j->y + t * j->cols, j->x + t * j->cols, j->cols);
+}
+
+void rowops_gate(struct backend *b, struct view y, struct cview x)
+{
+    struct cpu_backend *c = cpu_of(b);
+    struct gate_job j = {c->isa, y.data, x.data, y.cols};
+    CHECK(y.dtype == DTYPE_F32);
+    pool_run(c->pool, y.rows, grain(4 * y.cols), gate_rows, &j);
+}
+
 struct act_job {
     void (*act_mul)(float *y, const float *gate, const float *up, int32_t n);
     float *y;

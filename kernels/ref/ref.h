@@ -8,6 +8,12 @@ extern const struct backend_ops ref_ops;
 
 enum status ref_open(struct backend **out, struct err *err) MUST_USE;
 
+/* ref_recurrent.c */
+void ref_delta_rule(struct backend *b, struct view out, struct view a, struct cview gates,
+                    const struct recurrent_heads *h, const struct recurrent_rules *rules,
+                    const struct rows *rows, const struct recurrent_state *state);
+void ref_gate(struct backend *b, struct view y, struct cview x);
+
 /* ref_sample.c */
 void ref_sample(struct backend *b, int32_t *ids, struct cview logits,
                 const struct sample_rows *rows, const struct sample_slots *slots);
