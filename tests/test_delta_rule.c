@@ -442,6 +442,208 @@ static void test_long(void **state UNUSED)
     print_message("at most %.2g of the largest from the formulas\n", worst);
 }
 
+/* ---- divisions ------------------------------------------------------------------------------- */
+
+/* What is of slot 2 in two results. */
+static void assert_same_slot(const char *what, const struct made *m, float *got,
+                             const struct made *n, float *want)
+{
+    enum { SLOT = 2 };
+    const struct recurrent_state a = state_in(m, got), b = state_in(n, want);
+    assert_int_equal(m->length[SLOT], n->length[SLOT]);
+    assert_bits(what, got + (ptrdiff_t)m->at[SLOT] * m->outs,
+                want + (ptrdiff_t)n->at[SLOT] * n->outs, (size_t)(m->length[SLOT] * m->outs));
+    assert_bits(what, a.matrix + SLOT * m->matrix, b.matrix + SLOT * m->matrix, m->matrix);
+    assert_bits(what, a.rows + SLOT * m->before, b.rows + SLOT * m->before, m->before);
+}
+
+/* The 70 rows of slot 2 at once, and divided into calls and among others' rows. */
+static void check_divided(struct backend *b, const struct shape *shape, int32_t start)
+{
+    static const struct part first[] = {{2, 1}, {END, 0}, {2, 69}};
+    static const struct part halves[] = {{2, 35}, {END, 0}, {2, 35}};
+    static const struct part uneven[] = {{2, 2},  {END, 0}, {2, 3}, {END, 0},
+                                         {2, 64}, {END, 0}, {2, 1}};
+    static const struct part among[] = {{1, 9},   {2, 35}, {PAD, 2}, {0, 16},  {END, 0}, {0, 1},
+                                        {PAD, 1}, {2, 17}, {1, 1},   {END, 0}, {2, 18},  {0, 2}};
+    struct part single[140];
+    for (int32_t i = 0; i < 140; i++)
+        single[i] = i % 2 == 0 ? (struct part){2, 1} : (struct part){END, 0};
+    const struct delta_case cases[] = {
+        {*shape, PARTS(whole), {0, 0, start}, 3},  {*shape, PARTS(first), {0, 0, start}, 3},
+        {*shape, PARTS(halves), {0, 0, start}, 3}, {*shape, PARTS(uneven), {0, 0, start}, 3},
+        {*shape, PARTS(among), {4, 0, start}, 3},  {*shape, PARTS(single), {0, 0, start}, 3}};
+    struct made at_once = make(&cases[0]);
+    float *want = guarded(words_out(&at_once));
+    run_calls(b, &at_once, want);
+    for (size_t i = 1; i < ARRAY_LEN(cases); i++) {
+        char what[96];
+        const struct made m = make(&cases[i]);
+        float *got = guarded(words_out(&m));
+        snprintf(what, sizeof what, "%s, divided in way %zu", b->ops->name, i);
+        run_calls(b, &m, got);
+        assert_same_slot(what, &m, got, &at_once, want);
+        guarded_free(got, words_out(&m));
+        unmake(&m);
+    }
+    guarded_free(want, words_out(&at_once));
+    unmake(&at_once);
+}
+
+static void test_divisions(void **state UNUSED)
+{
+    static const struct shape shapes[] = {
+        {1, 2, 16, 16, 8}, {2, 2, 48, 80, 4}, {1, 1, 128, 32, 2}, {2, 4, 32, 64, 3}};
+    for (size_t i = 0; i < ARRAY_LEN(shapes); i++)
+        for (int s = 0; s <= subject_count; s++)
+            for (int32_t start = 0; start < 2; start++)
+                check_divided(nth_backend(s), &shapes[i], 3 * start);
+}
+
+/* More threads than cores, and than there is work. */
+static void test_threads(void **state UNUSED)
+{
+    static const struct shape shapes[] = {{2, 4, 32, 48, 4}, {4, 8, 64, 128, 4}, {1, 1, 16, 16, 2}};
+    struct backend *b = NULL;
+    ok(backend_open("cpu", 4, &b, &err));
+    for (size_t i = 0; i < ARRAY_LEN(shapes); i++)
+        for (int repeat = 0; repeat < 4; repeat++) {
+            const struct delta_case c = {shapes[i], PARTS(beside), {3, 0, 1}, 3};
+            const struct made m = make(&c);
+            const size_t n = words_out(&m);
+            float *want = guarded(n), *got = guarded(n);
+            run_calls(ref, &m, want);
+            run_calls(b, &m, got);
+            assert_bits("4 threads", got, want, n);
+            guarded_free(want, n);
+            guarded_free(got, n);
+            unmake(&m);
+        }
+    backend_close(b);
+}
+
+/* ---- parts of it ----------------------------------------------------------------------------- */
+
+/* Every float on a grid from -130 to 130, and some on both sides of where something begins. */
+static void test_softplus(void **state UNUSED)
+{
+    double most = 0;
+    for (int32_t i = -130 * 4096; i <= 130 * 4096; i++) {
+        const float x = (float)i / 4096;
+        const double want = x > 20 ? (double)x : log1p(exp((double)x)), got = numerics_softplus(x);
+        if (x < NUMERICS_EXP_LOW) {
+            assert_true(got == 0);
+            continue;
+        }
+        most = fmax(most, fabs(got - want) / want);
+        if (x > 20)
+            assert_true(got == (double)x);
+    }
+    print_message("softplus: at most %.3g of itself off\n", most);
+    assert_true(most < 3 * 0x1p-23);
+    assert_true(isnan(numerics_softplus(NAN)));
+    assert_true(numerics_softplus(INFINITY) == INFINITY && numerics_softplus(-INFINITY) == 0);
+    assert_true(numerics_softplus(FLT_MAX) == FLT_MAX);
+    assert_true(numerics_decay(0, -INFINITY, 0) == 1 && numerics_decay(0, 100, 0) == 0);
+}
+
+static void gate_case(struct backend *b, const void *arg, float *out)
+{
+    const int32_t *shape = arg, n = shape[0] * shape[1];
+    float *x = generated(31, (size_t)n);
+    for (int32_t i = 0; i < n; i++) {
+        out[i] = gen(32, (size_t)i);
+        x[i] *= i % 7 == 0 ? 200 : 9;
+    }
+    ok(backend_gate(b, view_f32(out, shape[0], shape[1]),
+                    (struct cview){x, DTYPE_F32, shape[0], shape[1]}, &err));
+    for (int32_t i = 0; i < n; i++) {
+        const double want = (double)gen(32, (size_t)i) * sigmoid((double)x[i]);
+        if (!(fabs((double)out[i] - want) <= 3e-7 * fabs(want) + 1e-37))
+            fail_msg("gate: element %d is %.9g, not %.9g", i, (double)out[i], want);
+    }
+    guarded_free(x, (size_t)n);
+}
+
+static void test_gate(void **state UNUSED)
+{
+    static const int32_t shapes[][2] = {{1, 1}, {3, 100}, {70, 16}, {2, 4096}, {0, 8}, {8, 0}};
+    for (size_t i = 0; i < ARRAY_LEN(shapes); i++)
+        run_case("gate", gate_case, shapes[i], (size_t)(shapes[i][0] * shapes[i][1]), 0, 0);
+}
+
+/* ---- arguments ------------------------------------------------------------------------------- */
+
+/* What can be wrong with a call of two rows. */
+struct wrong {
+    const char *what;
+    struct shape shape;
+    int32_t a_cols, gate_cols, out_cols, count; /* more than right */
+    int without; /* bit 0: conv, 1: gain, 2: decay, 3: its bias, 4: matrix, 5: rows, 6: slots */
+    bool joined, typed; /* out lies in a; gates are bf16 */
+};
+
+static enum status ask(struct backend *b, const struct wrong *w)
+{
+    static float words[3 * 1024], zeros[1024];
+    static const int32_t slot[3] = {0, 0, 0}, position[3] = {0, 1, 2};
+    const struct shape *s = &w->shape;
+    const struct recurrent_heads h = {s->keys, s->values, s->key_dim, s->value_dim, s->taps};
+    const int without = w->without, outs = s->values * s->value_dim + w->out_cols;
+    const struct recurrent_rules rules = {without & 1 ? NULL : zeros, without & 4 ? NULL : zeros,
+                                          without & 8 ? NULL : zeros, without & 2 ? NULL : zeros,
+                                          EPS};
+    const struct recurrent_state state = {without & 16 ? NULL : words + 2048,
+                                          without & 32 ? NULL : words + 2560};
+    const struct rows rows = {
+        .count = 2 + w->count, .slot = without & 64 ? NULL : slot, .position = position};
+    const int32_t cols = backend_channels(&h) + s->values * s->value_dim + w->a_cols;
+    const struct cview gates = {zeros, w->typed ? DTYPE_BF16 : DTYPE_F32, 2,
+                                2 * s->values + w->gate_cols};
+    return backend_delta_rule(b, view_f32(w->joined ? words + 16 : words + 1024, 2, outs),
+                              view_f32(words, 2, cols), gates, &h, &rules, &rows, &state, &err);
+}
+
+static void test_arguments(void **state UNUSED)
+{
+    static const struct wrong right[] = {
+        {"right", {1, 2, 16, 16, 2}, 0, 0, 0, 0, 0, false, false},
+        {"no heads", {0, 0, 16, 16, 2}, 0, 0, 0, 0, 63, false, false}};
+    static const struct wrong cases[] = {{"keys", {2, 3, 16, 16, 2}, .a_cols = 0},
+                                         {"no keys", {0, 1, 16, 16, 2}, .a_cols = 0},
+                                         {"no values", {1, 0, 16, 16, 2}, .a_cols = 0},
+                                         {"key_dim", {1, 1, 24, 16, 2}, .a_cols = 0},
+                                         {"key_dim 0", {1, 1, 0, 16, 2}, .a_cols = 0},
+                                         {"value_dim", {1, 1, 16, 8, 2}, .a_cols = 0},
+                                         {"large", {1, 1, 16, 272, 2}, .a_cols = 0},
+                                         {"one tap", {1, 1, 16, 16, 1}, .a_cols = 0},
+                                         {"nine taps", {1, 1, 16, 16, 9}, .a_cols = 0},
+                                         {"a", {1, 2, 16, 16, 2}, .a_cols = 1},
+                                         {"gates", {1, 2, 16, 16, 2}, .gate_cols = -1},
+                                         {"out", {1, 2, 16, 16, 2}, .out_cols = 16},
+                                         {"rows", {1, 2, 16, 16, 2}, .count = 1},
+                                         {"joined", {1, 2, 16, 16, 2}, .joined = true},
+                                         {"typed", {1, 2, 16, 16, 2}, .typed = true}};
+    for (int i = 0; i < subject_count; i += 3) {
+        for (size_t c = 0; c < ARRAY_LEN(right); c++)
+            ok(ask(subjects[i], &right[c]));
+        for (size_t c = 0; c < ARRAY_LEN(cases); c++)
+            if (ask(subjects[i], &cases[c]) != ERR_INTERNAL)
+                fail_msg("not refused: %s", cases[c].what);
+        for (int bit = 0; bit < 7; bit++) {
+            struct wrong w = right[0];
+            w.without = 1 << bit;
+            assert_int_equal(ask(subjects[i], &w), ERR_INTERNAL);
+        }
+    }
+    float x[8] = {0}, y[8] = {0};
+    const struct cview in = {x, DTYPE_F32, 2, 4};
+    ok(backend_gate(ref, view_f32(y, 2, 4), in, &err));
+    assert_int_equal(backend_gate(ref, view_f32(y, 2, 3), in, &err), ERR_INTERNAL);
+    assert_int_equal(backend_gate(ref, view_f32(x, 2, 4), in, &err), ERR_INTERNAL);
+    assert_int_equal(backend_gate(ref, view_f32(y, 1, 4), in, &err), ERR_INTERNAL);
+}
+
 /* No device yet: what it lacks it would fail for. */
 static int open_without_device(void **state)
 {
@@ -451,7 +653,11 @@ static int open_without_device(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_shapes), cmocka_unit_test(test_long)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_shapes),    cmocka_unit_test(test_long),
+        cmocka_unit_test(test_divisions), cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_softplus),  cmocka_unit_test(test_gate),
+        cmocka_unit_test(test_arguments)};
     only(argc, argv);
     return cmocka_run_group_tests(tests, open_without_device, close_subjects);
 }
