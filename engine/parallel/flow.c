@@ -136,6 +136,7 @@ static enum status gated(const struct course *r, struct flow_linear *gates, stru
                          const struct plan_choice *c, struct spread from)
 {
     enum status st = OK;
+    gates->in = l->in = r->f->hidden;
     TRY(linear(r, gates, c, from, r->f->attention));
     TRY(linear(r, l, c, gates->uses, r->f->attention));
 out:
@@ -153,8 +154,28 @@ static enum status recurrent(const struct course *r, struct flow_phase *p,
     l->out = columns(x->keys, n.all);
     gates->out = columns(x->keys, n.gates);
     left->in = columns(x->keys, n.left);
+    left->out = r->f->hidden;
     TRY(gated(r, gates, l, in, p->rest));
     TRY(linear(r, left, out, r->f->attention, p->rest));
+out:
+    return st;
+}
+
+/* What mixes a sequence's rows takes: attention, and what is in its place. */
+static enum status mixing(const struct course *r, struct flow_phase *p,
+                          const struct plan_choice c[PLAN_LINEARS], struct extent qkv)
+{
+    enum status st = OK;
+    const struct flow *f = r->f;
+    struct flow_linear *gate = &p->linear[PLAN_ATTENTION_GATE];
+    if (f->recurrent.keys > 0)
+        TRY(recurrent(r, p, &c[PLAN_RECURRENT], &c[PLAN_RECURRENT_OUT]));
+    if (f->gated_heads > 0)
+        gate->out = columns(f->gated_heads, f->head_dim);
+    TRY(f->latent.value > 0 ? latents(r, p, &c[PLAN_LATENT], qkv)
+        : f->gated_heads > 0
+            ? gated(r, gate, &p->linear[PLAN_QKV], &c[PLAN_QKV], p->rest)
+            : linear(r, &p->linear[PLAN_QKV], &c[PLAN_QKV], p->rest, f->attention));
 out:
     return st;
 }
@@ -243,15 +264,7 @@ static enum status open_phase(struct flow *f, const struct model_config *m, enum
 
     embed->product = plan_found(&c[PLAN_EMBED]);
     TRY(route(&r, embed->out, embed->product, p->rest, &embed->after));
-    if (f->recurrent.keys > 0)
-        TRY(recurrent(&r, p, &c[PLAN_RECURRENT], &c[PLAN_RECURRENT_OUT]));
-    if (f->latent.value > 0)
-        TRY(latents(&r, p, &c[PLAN_LATENT], qkv));
-    else if (f->gated_heads > 0)
-        TRY(gated(&r, &p->linear[PLAN_ATTENTION_GATE], &p->linear[PLAN_QKV], &c[PLAN_QKV],
-                  p->rest));
-    else
-        TRY(linear(&r, &p->linear[PLAN_QKV], &c[PLAN_QKV], p->rest, f->attention));
+    TRY(mixing(&r, p, c, qkv));
     TRY(linear(&r, &p->linear[PLAN_O], &c[PLAN_O], f->attention, p->rest));
     TRY(linear(&r, &p->linear[PLAN_GATE_UP], &c[PLAN_GATE_UP], p->rest, c[PLAN_GATE_UP].gives));
     TRY(linear(&r, &p->linear[PLAN_DOWN], &c[PLAN_DOWN], c[PLAN_GATE_UP].gives, p->rest));
@@ -745,6 +758,7 @@ enum status flow_open(const struct plan *plan, const struct model_config *m,
     f->mlp = f->choice[PLAN_GATE_UP].gives;
     f->heads = m->heads;
     f->gated_heads = m->attention_gate ? m->heads : 0;
+    f->head_dim = m->head_dim;
     f->recurrent = m->recurrent;
     f->recurring = model_config_recurring(m);
     open_latents(f, m);

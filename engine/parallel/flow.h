@@ -54,10 +54,11 @@ struct flow {
         struct extent heads; /* of q and of k behind them; units 0: there are no joint norms */
         struct route sums;   /* adds squares: of each head one rank has them, all others zero */
     } joint;
-    struct latent_config latent;       /* value 0: there are none */
-    struct spread latents;             /* a row's, whole, where attention has the row */
-    int32_t heads;                     /* of queries, */
-    int32_t gated_heads;               /* and as many, where attention's result has gates; else 0 */
+    struct latent_config latent; /* value 0: there are none */
+    struct spread latents;       /* a row's, whole, where attention has the row */
+    int32_t heads;               /* of queries, */
+    int32_t gated_heads;         /* and as many, where attention's result has gates; else 0; */
+    int32_t head_dim;            /* elements of a result */
     struct recurrent_config recurrent; /* keys 0: no layer recurs */
     int32_t recurring;                 /* so many do; what their ranks receive is what those of */
                                        /* others do */
