@@ -68,6 +68,17 @@ out:
     return st;
 }
 
+/* Is a tensor among the last of these? It is another part of one: of shared experts' gates and ups
+ * by turns, of queries and what is beside them. */
+static bool is_listed(const struct synth_tensor *out, int32_t n, const char *name)
+{
+    enum { FAR = 3 };
+    for (int32_t i = n - 1; i >= 0 && i >= n - FAR; i--)
+        if (strcmp(out[i].name, name) == 0)
+            return true;
+    return false;
+}
+
 /* The model's tensors, whole, from the slices of a single rank. */
 static int32_t whole_tensors(const struct layout *l, struct synth_tensor *out)
 {
@@ -75,9 +86,8 @@ static int32_t whole_tensors(const struct layout *l, struct synth_tensor *out)
     for (int32_t i = 0; i < l->count; i++) {
         for (int32_t j = 0; j < l->weights[i].slice_count; j++) {
             const struct tensor_slice *k = &l->weights[i].slices[j];
-            if ((n > 0 && strcmp(out[n - 1].name, k->tensor) == 0) ||
-                (n > 1 && strcmp(out[n - 2].name, k->tensor) == 0))
-                continue; /* another part of the same: of shared experts' gates and ups by turns */
+            if (is_listed(out, n, k->tensor))
+                continue;
             out[n++] = (struct synth_tensor){k->tensor, k->ndim, k->shape[0], k->shape[1]};
         }
     }
