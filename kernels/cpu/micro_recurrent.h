@@ -5,7 +5,9 @@
 #ifndef TESSERA_KERNELS_CPU_MICRO_RECURRENT_H
 #define TESSERA_KERNELS_CPU_MICRO_RECURRENT_H
 
-#define DELTA_VECS 2 /* of a tile, 16 KiB with keys of 128 */
+#define DELTA_VECS 2  /* of a tile, 16 KiB with keys of 128 */
+#define ROWS_AHEAD 3  /* which lie far apart, where no processor looks ahead; */
+#define KEYS_AHEAD 16 /* and so do the lines of a state's columns */
 
 static_assert(BACKEND_STATE_DIM_MAX % 16 == 0, "heads are whole vectors");
 
@@ -77,6 +79,8 @@ V16_TEMPLATE void delta_first(float *tile, const struct cpu_delta *d, int32_t co
         m[c] = v16_zero();
     for (int32_t i = 0; i < d->keys; i++, state += d->values, tile += 16 * vecs) {
         const v16 k = v16_set1(d->k[i]);
+        foreach(c, vecs)
+            __builtin_prefetch(state + (ptrdiff_t)KEYS_AHEAD * d->values + 16 * c, 1, 3);
         foreach(c, vecs) {
             const v16 s = v16_mul(d->begins ? v16_zero() : v16_load(state + 16 * c), by);
             v16_store(tile + 16 * c, s);
@@ -138,6 +142,12 @@ V16_TEMPLATE void delta_last(const float *tile, const struct cpu_delta *d, int32
         asked[c] = o[c];
 }
 
+V16_INLINE void prefetch_row(const float *x, int32_t n)
+{
+    for (int32_t i = 0; i < n; i += 16)
+        __builtin_prefetch(x + i, 0, 3);
+}
+
 V16_TEMPLATE void delta_tile(const struct cpu_delta *d, int32_t column, const int vecs)
 {
     ALIGNED64 float tile[BACKEND_STATE_DIM_MAX * 16 * DELTA_VECS], decay[16], strength[16];
@@ -147,6 +157,11 @@ V16_TEMPLATE void delta_tile(const struct cpu_delta *d, int32_t column, const in
     for (int32_t row = 0; row < d->rows; row++) {
         float *v = d->v + row * d->stride + column;
         const v16 by = v16_set1(strength[row % 16]);
+        if (row + ROWS_AHEAD < d->rows) {
+            prefetch_row(d->q + (row + ROWS_AHEAD) * d->stride, d->keys);
+            prefetch_row(d->k + (row + ROWS_AHEAD) * d->stride, d->keys);
+            prefetch_row(v + ROWS_AHEAD * d->stride, 16 * vecs);
+        }
         foreach(c, vecs)
             u[c] = v16_mul(v16_sub(v16_load(v + 16 * c), m[c]), by);
         if (row + 1 < d->rows) {

@@ -14,6 +14,7 @@
 
 #define CHUNKS 8        /* of a round, for each thread */
 #define LEAST_WORK 8192 /* multiply-adds of a chunk, by which it is worth a wake-up */
+#define AHEAD 3         /* rows, which lie far apart, where no processor looks ahead */
 
 struct job {
     const struct cpu_isa *isa;
@@ -107,6 +108,8 @@ static void convolve_run(struct unit *u, const struct job *j, int32_t t, int32_t
         float *x = j->a + (t + row) * j->a_cols + u->first;
         for (int32_t i = 0; i < u->taps; i++)
             rows[i] = raw(u, j, t, row - u->taps + 1 + i);
+        for (int32_t c = 0; row - u->taps >= AHEAD && c < u->dim; c += 16)
+            __builtin_prefetch(raw(u, j, t, row - u->taps + 1 - AHEAD) + c, 1, 3);
         j->isa->convolve(x, rows, u->tap, u->taps, u->dim);
         normalise(u, j, x);
     }

@@ -435,6 +435,82 @@ static void attention(int32_t slots, int32_t rows, int32_t keys, int32_t dim)
     free(table);
 }
 
+/* ---- layers that recur ----------------------------------------------------------------------- */
+
+struct recurring {
+    struct recurrent_heads heads;
+    struct recurrent_rules rules;
+    struct recurrent_state state;
+    struct rows rows;
+    struct view a, out;
+    struct cview gates;
+};
+
+static void recur_all(void *arg)
+{
+    struct recurring *r = arg;
+    struct err err;
+    CHECK(backend_delta_rule(backend, r->out, r->a, r->gates, &r->heads, &r->rules, &r->rows,
+                             &r->state, &err) == OK);
+}
+
+static int by_time(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* The next `rows` rows of each of `slots` sequences, 16 heads of queries and keys, 32 of values, of
+ * 128 elements each. States of single rows are more than a cache holds. An element of a state and a
+ * row are three multiply-adds and a product. */
+static void recurrence(int32_t slots, int32_t rows)
+{
+    enum { DIM = 128, TIMES = 15 };
+    struct recurring r = {.heads = {16, 32, DIM, DIM, 4}};
+    const int32_t channels = backend_channels(&r.heads), outs = 32 * DIM, count = slots * rows;
+    const size_t words = (size_t)slots * 32 * DIM * DIM;
+    int32_t *slot = calloc((size_t)count, 4), *position = calloc((size_t)count, 4);
+    CHECK(slot != NULL && position != NULL);
+    for (int32_t i = 0; i < count; i++) {
+        slot[i] = i / rows;
+        position[i] = 1 + i % rows;
+    }
+    r.rows = (struct rows){.count = count, .slot = slot, .position = position};
+    float *conv = floats((size_t)channels * 4), *head = floats(DIM),
+          *gates = floats((size_t)count * 64);
+    r.rules = (struct recurrent_rules){conv, head, head, head, 1e-6f};
+    r.state = (struct recurrent_state){floats(words), floats((size_t)(slots * 3 * channels))};
+    r.a = view_f32(floats((size_t)(count * (channels + outs))), count, channels + outs);
+    r.out = view_f32(floats((size_t)(count * outs)), count, outs);
+    r.gates = (struct cview){gates, DTYPE_F32, count, 64};
+    const size_t inputs = (size_t)count * (size_t)r.a.cols * sizeof(float);
+    float *fresh = floats((size_t)(count * r.a.cols));
+    double times[TIMES];
+    for (int i = 0; i < TIMES; i++) {
+        memcpy(r.a.data, fresh, inputs); /* what the op makes of it is not like it */
+        times[i] = base_now();
+        recur_all(&r);
+        times[i] = base_now() - times[i];
+    }
+    qsort(times, TIMES, sizeof *times, by_time);
+    const double t = times[TIMES / 2], rate = 2 * 4 * (double)words / t;
+    const double flops = 7.0 * (double)words * rows / t;
+    printf("delta_rule %2d x %3d rows: %.0f us, states read and written %.1f GB/s %.1f %%, %.1f "
+           "GFLOP/s %.1f %%\n",
+           (int)slots, (int)rows, t * 1e6, rate * 1e-9, 100 * rate / read_limit, flops * 1e-9,
+           100 * flops / fma_limit);
+    free(r.state.matrix);
+    free(r.state.rows);
+    free(r.a.data);
+    free(r.out.data);
+    free(fresh);
+    free(gates);
+    free(conv);
+    free(head);
+    free(slot);
+    free(position);
+}
+
 enum { COLS = 4097 };
 struct sampling {
     struct cview logits;
@@ -557,6 +633,9 @@ int main(int argc, char **argv)
     attention(16, 1, 2048, 64);
     attention(1, 512, 512, 64);
     attention(1, 256, 4096, 128);
+    recurrence(1, 1);
+    recurrence(64, 1);
+    recurrence(1, 512);
     sampling("sample greedy", (struct sample_params){0, 1, 0, 0, 1, 0}, 1, sample_all);
     sampling("sample temperature", (struct sample_params){0.8f, 1, 0, 0, 1, 0}, 1, sample_all);
     sampling("sample top-k 40", (struct sample_params){0.8f, 1, 0, 40, 1, 0}, 1, sample_all);
