@@ -5,23 +5,7 @@
 #ifndef TESSERA_TESTS_STAGED_H
 #define TESSERA_TESTS_STAGED_H
 
-#include "kernels/handles.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-
-struct staged_piece {
-    void *host, *device;
-    size_t bytes;
-};
-
-struct staged {
-    struct backend base;
-    struct backend_ops ops;
-    struct backend *inner;
-    struct staged_piece piece[1024];
-    int count;
-};
+#include "tests/staged_memory.h"
 
 struct staged_weight {
     struct weight base;
@@ -34,93 +18,6 @@ struct staged_cache {
     struct kv_cache *inner;
     void *device;
 };
-
-static inline struct staged *staged_of(struct backend *b)
-{
-    return (struct staged *)b;
-}
-
-static inline void staged_check(enum status st, const struct err *e)
-{
-    if (st != OK) {
-        fprintf(stderr, "%s\n", e->text);
-        abort();
-    }
-}
-
-/* The device's copy of an array of the host; NULL stays NULL. */
-static inline void *staged_in(struct staged *s, const void *host, size_t bytes)
-{
-    if (host == NULL)
-        return NULL;
-    for (int i = 0; i < s->count; i++)
-        if (s->piece[i].host == host && s->piece[i].bytes == bytes)
-            return s->piece[i].device;
-    void *device = s->inner->ops->alloc(s->inner, bytes);
-    if (device == NULL || s->count == (int)ARRAY_LEN(s->piece))
-        abort();
-    s->inner->ops->upload(s->inner, device, host, bytes);
-    s->piece[s->count++] = (struct staged_piece){(void *)(uintptr_t)host, device, bytes};
-    return device;
-}
-
-static inline void staged_out(struct staged *s, void *host)
-{
-    struct err e;
-    for (int i = 0; i < s->count; i++)
-        if (s->piece[i].host == host)
-            staged_check(
-                s->inner->ops->download(s->inner, host, s->piece[i].device, s->piece[i].bytes, &e),
-                &e);
-}
-
-/* Ends an op: `host` is what it wrote, NULL when told already. */
-static inline void staged_end(struct staged *s, void *host)
-{
-    struct err e;
-    staged_out(s, host);
-    staged_check(s->inner->ops->download(s->inner, NULL, NULL, 0, &e), &e);
-    while (s->count > 0)
-        s->inner->ops->free(s->inner, s->piece[--s->count].device);
-}
-
-static inline struct view staged_view(struct staged *s, struct view v)
-{
-    v.data = staged_in(s, v.data, (size_t)v.rows * (size_t)v.cols * dtype_size(v.dtype));
-    return v;
-}
-
-static inline struct cview staged_cview(struct staged *s, struct cview v)
-{
-    v.data = staged_in(s, v.data, (size_t)v.rows * (size_t)v.cols * dtype_size(v.dtype));
-    return v;
-}
-
-static inline size_t staged_slots(const int32_t *slot, int32_t n)
-{
-    int32_t most = -1;
-    for (int32_t i = 0; i < n; i++)
-        most = slot[i] > most ? slot[i] : most;
-    return (size_t)(most + 1);
-}
-
-static inline struct rows staged_rows(struct staged *s, const struct rows *r)
-{
-    struct rows d = *r;
-    const size_t n = (size_t)r->count * 4;
-    const size_t table = staged_slots(r->slot, r->count) * (size_t)r->table_cols * 4;
-    d.slot = staged_in(s, r->slot, n);
-    d.position = staged_in(s, r->position, n);
-    d.table = staged_in(s, r->table, table);
-    return d;
-}
-
-static inline struct heads staged_heads(struct staged *s, const struct heads *h)
-{
-    struct heads d = *h;
-    d.kv_of = staged_in(s, h->kv_of, (size_t)h->heads * 4);
-    return d;
-}
 
 /* ---- storage ---- */
 
@@ -502,6 +399,38 @@ static inline void staged_rope_attend(struct backend *b, struct view out, struct
     staged_end(s, out.data);
 }
 
+static inline void staged_delta_rule(struct backend *b, struct view out, struct view a,
+                                     struct cview gates, const struct recurrent_heads *h,
+                                     const struct recurrent_rules *rules, const struct rows *rows,
+                                     const struct recurrent_state *state)
+{
+    struct staged *s = staged_of(b);
+    const size_t values = (size_t)h->values, channels = (size_t)backend_channels(h);
+    const size_t slots = staged_slots(rows->slot, rows->count);
+    const size_t matrix = values * (size_t)h->key_dim * (size_t)h->value_dim;
+    const size_t kept = (size_t)(h->taps - 1) * channels;
+    const struct recurrent_rules there = {
+        staged_in(s, rules->conv, channels * (size_t)h->taps * 4),
+        staged_in(s, rules->decay, values * 4), staged_in(s, rules->decay_bias, values * 4),
+        staged_in(s, rules->gain, (size_t)h->value_dim * 4), rules->eps};
+    const struct recurrent_state kept_there = {staged_in(s, state->matrix, slots * matrix * 4),
+                                               staged_in(s, state->rows, slots * kept * 4)};
+    const struct rows dr = staged_rows(s, rows);
+    s->inner->ops->delta_rule(s->inner, staged_view(s, out), staged_view(s, a),
+                              staged_cview(s, gates), h, &there, &dr, &kept_there);
+    staged_out(s, state->matrix);
+    staged_out(s, state->rows);
+    staged_out(s, a.data);
+    staged_end(s, out.data);
+}
+
+static inline void staged_gate(struct backend *b, struct view y, struct cview x)
+{
+    struct staged *s = staged_of(b);
+    s->inner->ops->gate(s->inner, staged_view(s, y), staged_cview(s, x));
+    staged_end(s, y.data);
+}
+
 static inline void staged_act_mul(struct backend *b, struct view y, struct cview gu,
                                   enum activation act)
 {
@@ -763,6 +692,8 @@ static inline struct backend *staged_open(struct backend *inner)
     s->ops.rope_kv = staged_rope_kv;
     s->ops.attend = staged_attend;
     s->ops.rope_attend = staged_rope_attend;
+    s->ops.delta_rule = staged_delta_rule;
+    s->ops.gate = staged_gate;
     s->ops.act_mul = staged_act_mul;
     s->ops.scale = staged_scale;
     s->ops.softcap = staged_softcap;

@@ -111,6 +111,7 @@ TESTED_BY = {
     "kernels/cuda/gemv.cu": "tests/test_kernels.c",
     "kernels/cuda/gemv_fused.cu": "tests/test_linear_fused.c",
     "kernels/cuda/narrow.cu": "tests/test_kernels.c",
+    "kernels/cuda/delta_rule.cu": "tests/test_device_recurrent.c",
     "kernels/cuda/elect.cu": "tests/test_elect.c",
     "kernels/cuda/experts.cu": "tests/test_experts.c",
     "kernels/cuda/head_linear.cu": "tests/test_device_latent.c",

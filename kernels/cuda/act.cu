@@ -1,6 +1,7 @@
-/* DESIGN: between the two products of an MLP. Prompts make this a matter of bytes: what cuBLAS has
- * made comes in 16 bits (linear_out) and leaves in them (linear_in). A thread takes a vector of
- * gates and one of ups, whatever their type, which it computes with in fp32. */
+/* DESIGN: between the two products of an MLP, and what gates attention. Prompts make this a matter
+ * of bytes: what cuBLAS has made comes in 16 bits (linear_out) and leaves in them (linear_in). A
+ * thread takes a vector of gates and one of ups, whatever their type, which it computes with in
+ * fp32. */
 #include "kernels/cuda/rows.cuh"
 
 #include "kernels/cuda/act.cuh"
@@ -63,4 +64,32 @@ void act_mul(struct backend *b, struct view y, struct cview gu, enum activation 
         act_mul_of<bf16>(c, y, gu, act);
     else
         act_mul_of<float>(c, y, gu, act);
+}
+
+/* Block (row, part of it). */
+template <bool ALIGNED> __global__ void gate_kernel(struct elements y, const float *x, int32_t cols)
+{
+    const int64_t row = (int64_t)blockIdx.x * cols;
+    const int32_t i = part_column();
+    launch_release();
+    launch_wait();
+    const four by = load_four<ALIGNED>(x + row, i, cols);
+    four v = get_four<ALIGNED>(y, row, i, cols);
+#pragma unroll
+    for (int k = 0; k < FOUR; k++)
+        v.e[k] *= 1 / (1 + expf(-by.e[k]));
+    put_row<ALIGNED>(y, row, i, cols, v);
+}
+
+void act_gate(struct backend *b, struct view y, struct cview x)
+{
+    struct cuda_backend *c = cuda_of(b);
+    const struct elements to = elements_of(y);
+    const float *from = (const float *)x.data;
+    if (y.rows == 0 || y.cols == 0)
+        return;
+    if (are_fours(y.cols, y.data, from))
+        LAUNCH_AHEAD(c, gate_kernel<true>, parts_of(y.rows, y.cols), THREADS, 0, to, from, y.cols);
+    else
+        LAUNCH_AHEAD(c, gate_kernel<false>, parts_of(y.rows, y.cols), THREADS, 0, to, from, y.cols);
 }

@@ -264,11 +264,11 @@ static void kv_close(struct kv_cache *kv)
         .add_rmsnorm = rowops_add_rmsnorm, .square_sum = rowops_square_sum,                        \
         .rms_scale = rowops_rms_scale, .rope_table = rope_table, .add = rowops_add,                \
         .joint_squares = rowops_joint_squares, .joint_scale = rowops_joint_scale,                  \
-        .rope_kv = rope_kv, .attend = ATTEND, .rope_attend = attend_rope_run, .act_mul = act_mul,  \
-        .scale = rowops_scale, .softcap = rowops_softcap, .select = rowops_select,                 \
-        .copy = rowops_copy, .sum_tree = rowops_sum_tree, .sample = sample_run,                    \
-        .survey = elect_survey, .nominate = elect_nominate, .elect = elect_run,                    \
-        .logprobs = sample_logprobs,                                                               \
+        .rope_kv = rope_kv, .attend = ATTEND, .rope_attend = attend_rope_run,                      \
+        .delta_rule = delta_rule_run, .gate = act_gate, .act_mul = act_mul, .scale = rowops_scale, \
+        .softcap = rowops_softcap, .select = rowops_select, .copy = rowops_copy,                   \
+        .sum_tree = rowops_sum_tree, .sample = sample_run, .survey = elect_survey,                 \
+        .nominate = elect_nominate, .elect = elect_run, .logprobs = sample_logprobs,               \
     }
 
 const struct backend_ops cuda_ops =

@@ -256,6 +256,7 @@ void rowops_sum_tree(struct backend *b, float *y, const float *const *addends, i
 
 /* act.cu */
 void act_mul(struct backend *b, struct view y, struct cview gu, enum activation act);
+void act_gate(struct backend *b, struct view y, struct cview x);
 
 /* rope.cu */
 void rope_table(struct backend *b, struct view table, const int32_t *position,
@@ -341,6 +342,11 @@ void attend_rope_run(struct backend *b, struct view out, struct view qkv,
 /* head_linear.cu */
 void head_linear_run(struct backend *b, struct view y, struct cview x, const struct experts *w,
                      int32_t kept);
+
+/* delta_rule.cu */
+void delta_rule_run(struct backend *b, struct view out, struct view a, struct cview gates,
+                    const struct recurrent_heads *h, const struct recurrent_rules *rules,
+                    const struct rows *rows, const struct recurrent_state *state);
 
 /* sample.cu */
 void sample_resolve(struct backend *b, int32_t *ids, const int32_t *token, const struct rows *rows,
