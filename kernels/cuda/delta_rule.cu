@@ -1,21 +1,20 @@
 /* DESIGN: layers that recur. What is serial in them is a run, the rows of a sequence in a step, and
- * only in what a head's state does; so the convolution goes first, by a kernel of its own in which
- * a block walks a run of one head of queries, keys or values, in place, a thread for each channel
- * with the rows that it still needs in registers. Then a block walks a run of one value head whose
- * state it has in registers: eight lanes share four columns of it, each every eighth four of their
- * elements, so that what the lanes add up takes three exchanges, and memory is read in whole
- * sectors. Queries, keys and values of the next rows are on their way while it computes (Ahead: 8
- * rows), and the warps meet twice in eight rows. Decodes norm their results in the same kernel, for
- * their time is that of reading states, which begins before the kernels before are done. Of
- * prompts time is the chain of a row after the other: more blocks with fewer columns each, whose
- * results a third kernel norms, warp by warp as the second does. No sum's order depends on which
- * way is gone, or on what else the step holds.
+ * only in what a head's state does. So the convolution goes first, by a kernel of its own in which
+ * a block walks a run of one head of queries, keys or values in place, a thread for each channel
+ * with the rows before in registers. Then a block walks a run of one value head whose state it has
+ * in registers, read and written once: eight lanes share four columns of it, so that what they add
+ * up takes three exchanges, and memory is read in whole sectors. The next AHEAD rows are copied to
+ * shared memory meanwhile, and warps meet twice in so many. What a row's result still lacks is done
+ * during the next row, which does not wait for it. In decodes, whose time is that of reading states
+ * (to the nearest cache before the kernels in front are done), who walks norms the results, too. In
+ * prompts time is one row after the other: there are more blocks with fewer columns each, whose
+ * results a third kernel norms, a warp each as the second does. No sum's order depends on which way
+ * is gone, or on what else the step holds.
  *
  * The host does not know where runs begin: a recorded step holds for others. A block looks at some
- * rows and walks those that are the first of theirs. Rejected: the convolution by who walks a state
- * (value heads share keys: all would have to read the rows before, the last one to replace them);
- * states multiplied by a chunk's keys at once, by tensor cores, whose bits are not those of one row
- * after the other. */
+ * rows and walks those runs that begin there. Rejected: the convolution by who walks a state (value
+ * heads share keys: all would have to read the rows before, the last one to replace them); a state
+ * times many keys at once by tensor cores, whose bits are not those of one row after the other. */
 #include "kernels/cuda/mma.cuh"
 
 #include "kernels/numerics.h"
@@ -69,14 +68,14 @@ DEVICE float silu(float x)
 /* Neighbouring channels of a row that are one head's. */
 struct channels {
     int32_t first, count;
-    bool query, key;
+    bool query, normed;
 };
 
 DEVICE struct channels channels_of(const struct recurrent_heads &h, int32_t head)
 {
     const int32_t keys = 2 * h.keys, value = head - keys;
     if (head < keys)
-        return {head * h.key_dim, h.key_dim, head < h.keys, head >= h.keys};
+        return {head * h.key_dim, h.key_dim, head < h.keys, true};
     return {keys * h.key_dim + value * h.value_dim, h.value_dim, false, false};
 }
 
@@ -152,7 +151,7 @@ template <int TAPS> DEVICE void convolve_run(const struct delta_args &p, int32_t
         float *to = a + t * p.pitch;
         convolve<TAPS>(y, x, n, before, tap);
         load_rows(x, p, a + next * p.pitch, more);
-        if (c.query || c.key)
+        if (c.normed)
             normalise(y, sums[turn], c.query ? 1 / sqrtf((float)p.h.key_dim) : 1);
 #pragma unroll
         for (int r = 0; r < AHEAD; r++)
@@ -184,12 +183,13 @@ __global__ void __launch_bounds__(BACKEND_STATE_DIM_MAX, 2)
 
 /* ---- a head's rows ---- */
 
-/* What norms the results of a row has of its lane: four columns of each 128. */
+/* What a lane has of a row of a head: four columns of each 128. */
 template <int N> struct lane_row {
     four of[N];
 };
 
-template <int N> DEVICE struct lane_row<N> load_lane(const float *from, int32_t cols) {
+template <int N> DEVICE lane_row<N> load_lane(const float *from, int32_t cols)
+{
     const int32_t column = (int32_t)threadIdx.x % WARP * 4;
     lane_row<N> v = {};
 #pragma unroll
@@ -199,16 +199,15 @@ template <int N> DEVICE struct lane_row<N> load_lane(const float *from, int32_t 
     return v;
 }
 
-DEVICE const float *
-gate_of(const struct delta_args &p, int32_t t, int32_t head)
+DEVICE const float *gate_of(const struct delta_args &p, int32_t t, int32_t head)
 {
     return p.a + t * p.pitch + p.channels + (int64_t)head * p.h.value_dim;
 }
 
-/* Of the head of a row its norm, times gains and silu(z), by a warp; cols 0: of nothing. */
+/* A head's norm of a row's results, times gains and silu(z), by a warp; cols 0: of nothing. */
 template <int N>
 DEVICE void put_normed(const struct delta_args &p, int32_t t, int32_t head, int32_t cols,
-                       const struct lane_row<N> &o, const struct lane_row<N> &z)
+                       const lane_row<N> &o, const lane_row<N> &z)
 {
     const int32_t column = (int32_t)threadIdx.x % WARP * 4;
     const int64_t at = ((int64_t)t * p.h.values + head) * p.h.value_dim;
@@ -220,7 +219,7 @@ DEVICE void put_normed(const struct delta_args &p, int32_t t, int32_t head, int3
             sum = fmaf(o.of[i].e[j], o.of[i].e[j], sum);
     sum = reduce_lanes<WARP>(sum, plus());
     const float scale = 1 / sqrtf(sum / (float)p.h.value_dim + p.rules.eps);
-    const struct lane_row<N> gain = load_lane<N>(p.rules.gain, cols);
+    const lane_row<N> gain = load_lane<N>(p.rules.gain, cols);
 #pragma unroll
     for (int i = 0; i < N; i++) {
         four y;
@@ -486,8 +485,8 @@ DEVICE void recur_run(const struct delta_args &p, int32_t t, struct delta_place 
             mma_copy_wait<1>();
             __syncthreads();
 #pragma unroll 1
-            for (int32_t r = 0; r < n;
-                 r += warps) { /* all warps, or shuffles have to ask for them */
+            for (int32_t r = 0; r < n; r += warps) {
+                /* all warps as often, or compilers have shuffles ask who is there */
                 const int32_t row = r + warp, cols = row < n ? p.h.value_dim : 0;
                 put_normed<1>(p, t + row, at.head, cols, load_lane<1>(c.v[row % AHEAD], cols),
                               load_lane<1>(z[row % AHEAD], cols));
@@ -503,8 +502,7 @@ DEVICE void recur_run(const struct delta_args &p, int32_t t, struct delta_place 
 /* Block (rows it looks at, value head, part of its columns). */
 template <int PIECES, bool NORMS>
 __global__ void __launch_bounds__(NORMS ? WARPS *WARP : PROMPT_COLUMNS / WIDTH * WARP,
-                                  NORMS &&PIECES <= 4 ? 2 : 1)
-    delta_recur_kernel(struct delta_args p)
+                                  PIECES <= 4 ? 2 : 1) delta_recur_kernel(struct delta_args p)
 {
     const int32_t parts = (p.h.value_dim + p.columns - 1) / p.columns;
     const int32_t block = (int32_t)blockIdx.x, head = block / parts % p.h.values;
