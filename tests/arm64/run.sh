@@ -18,7 +18,7 @@ ROOT=$BUILD/root
 tests=("$@")
 if [ ${#tests[@]} = 0 ]; then # of what differs between processors; QEMU takes long for all
     tests=(test_kernels test_elect test_linear_bf16 test_linear_int test_linear_range test_intq
-        test_fp8 test_mxfp4 test_packed test_comm test_jinja)
+        test_delta_rule test_fp8 test_mxfp4 test_packed test_comm test_jinja)
 fi
 
 # unpack PACKAGE...: these and all that they want, for ARM, with lists of its own.
