@@ -244,6 +244,111 @@ static void test_chunks(void **state UNUSED)
     check_all(cases, ARRAY_LEN(cases));
 }
 
+/* ---- recordings ---- */
+
+/* What a recorded step reads and writes on the device: a copy of an array of the host. */
+static void *copied(struct backend *b, const void *host, size_t words)
+{
+    void *p = must(b->ops->alloc(b, words * 4));
+    b->ops->upload(b, p, host, words * 4);
+    return p;
+}
+
+struct recorded {
+    struct scene s;
+    int32_t *slot, *position; /* on the device, as all but `fills`, */
+    float *a, *gates, *y;
+    float *kept, *fills; /* states, and what they begin with */
+    struct recurrent_rules rules;
+};
+
+static void call(struct backend *b, const struct recorded *x)
+{
+    const struct scene *s = &x->s;
+    const struct rows rows = {.count = s->n, .slot = x->slot, .position = x->position};
+    const struct recurrent_state state = {x->kept, x->kept + SLOTS * s->matrix};
+    ok(backend_delta_rule(b, view_f32(x->y, s->n, s->outs), view_f32(x->a, s->n, s->cols),
+                          (struct cview){x->gates, DTYPE_F32, s->n, 2 * s->c->values}, &s->heads,
+                          &x->rules, &rows, &state, &err));
+}
+
+/* The step of the scene's rows as they are now, replayed or, without a recording, run. */
+static float *run_recorded(struct backend *b, const struct recorded *x, const struct recording *r)
+{
+    const struct scene *s = &x->s;
+    const size_t n = (size_t)s->n, words = words_of(s), states = words - results_of(s);
+    float *out = guarded(words), *a = generated(91, n * (size_t)s->cols);
+    b->ops->upload(b, x->slot, s->slot, n * 4);
+    b->ops->upload(b, x->position, s->position, n * 4);
+    b->ops->upload(b, x->a, a, n * (size_t)s->cols * 4);
+    b->ops->upload(b, x->kept, x->fills, states * 4);
+    if (r != NULL)
+        b->ops->replay(b, r);
+    else
+        call(b, x);
+    ok(b->ops->download(b, out, x->y, results_of(s) * 4, &err));
+    ok(b->ops->download(b, out + results_of(s), x->kept, states * 4, &err));
+    guarded_free(a, n * (size_t)s->cols);
+    return out;
+}
+
+/* A replay finds the runs that there are then. */
+static void recorded_case(struct backend *b, const struct recurrent_case *c)
+{
+    static const int32_t slots[][9] = {
+        {0, 1, 2, 3, 4, -1, -1, -1, -1}, {3, 3, 3, -1, 0, 0, 2, 4, 4}, {1, 1, 1, 1, 1, 1, 1, 1, 1}};
+    struct recorded x = {.s = scene_of(c)};
+    struct scene *s = &x.s;
+    const size_t states = words_of(s) - results_of(s), V = (size_t)c->values;
+    x.fills = generated(92, states);
+    float *words = generated(93, (size_t)(s->n * s->cols));
+    x.slot = copied(b, s->slot, (size_t)s->n);
+    x.position = copied(b, s->position, (size_t)s->n);
+    x.a = copied(b, words, (size_t)(s->n * s->cols));
+    x.gates = copied(b, words, (size_t)s->n * 2 * V);
+    x.y = copied(b, words, results_of(s));
+    x.kept = copied(b, x.fills, states);
+    x.rules = (struct recurrent_rules){copied(b, s->conv, (size_t)(s->channels * c->taps)),
+                                       copied(b, s->decay, V), copied(b, s->bias, V),
+                                       copied(b, s->gain, (size_t)c->value_dim), EPS};
+    guarded_free(run_recorded(b, &x, NULL), words_of(s));
+    assert_true(b->ops->record(b));
+    call(b, &x);
+    struct recording *r = must(b->ops->record_end(b));
+    for (size_t i = 0; i < ARRAY_LEN(slots); i++) {
+        for (int32_t t = 0; t < s->n; t++) {
+            s->slot[t] = slots[i][t];
+            s->position[t] = t > 0 && s->slot[t] == s->slot[t - 1] ? s->position[t - 1] + 1
+                                                                   : (int32_t)i * s->slot[t];
+        }
+        float *want = run_recorded(b, &x, NULL);
+        assert_same("replayed", s, want, run_recorded(b, &x, r));
+        guarded_free(want, words_of(s));
+    }
+    b->ops->recording_close(r);
+    void *const arrays[] = {x.slot, x.position, x.a, x.gates, x.y, x.kept};
+    for (size_t i = 0; i < ARRAY_LEN(arrays); i++)
+        b->ops->free(b, arrays[i]);
+    const float *const rules[] = {x.rules.conv, x.rules.decay, x.rules.decay_bias, x.rules.gain};
+    for (size_t i = 0; i < ARRAY_LEN(rules); i++)
+        b->ops->free(b, (void *)(uintptr_t)rules[i]);
+    guarded_free(x.fills, states);
+    guarded_free(words, (size_t)(s->n * s->cols));
+    scene_close(s);
+}
+
+static void test_recorded(void **state UNUSED)
+{
+    static const struct run nine[] = {{0, 4, 9}};
+    static const struct recurrent_case cases[] = {{2, 4, 32, 48, 4, RUNS(nine), .out = DTYPE_F32},
+                                                  {1, 2, 16, 144, 3, RUNS(nine), .out = DTYPE_F32}};
+    for (int i = subject_count + 1; nth_backend(i) != NULL; i++)
+        for (size_t k = 0; k < ARRAY_LEN(cases); k++)
+            recorded_case(staged_of(nth_backend(i))->inner, &cases[k]);
+}
+
+/* ---- the gate ---- */
+
 struct gate_case {
     int32_t rows, cols;
     enum dtype y;
@@ -301,8 +406,9 @@ static void test_gate(void **state UNUSED)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_decodes), cmocka_unit_test(test_mixed),
-                                       cmocka_unit_test(test_chunks), cmocka_unit_test(test_gate)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_decodes), cmocka_unit_test(test_mixed), cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_recorded), cmocka_unit_test(test_gate)};
     only(argc, argv);
     return cmocka_run_group_tests(tests, open_invariant_too, close_subjects);
 }
