@@ -16,6 +16,7 @@ import fp8
 from checkpoint import oracle
 from harness import ROOT, eventually, is_sanitized, run, small_pages
 from test_counters import READ_TOLERANCE, bytes_read, check_received
+from test_embeddings import embed
 from test_int_weights import SAMPLED
 from test_memory import knows_populate, resident
 from test_mixtures import PROMPTS, check_lost_rank, check_same_bits, fails, outcome
@@ -251,6 +252,18 @@ def test_no_prefixes(serve):
     for _ in range(3):
         assert server.token_ids(prompt, 8) == wanted
     assert server.metrics().sum("vllm:prefix_cache_hits_total") == 0
+
+
+@pytest.mark.parametrize("name", [NEXT, DENSE])
+def test_vectors(serve, name):
+    """Of whole texts, one after the other in the same slots."""
+    server = serve(checkpoint.GOLDEN / name, "-tp", 2, "--runner", "pooling",
+                   "--skip-tokenizer-init", "--max-num-batched-tokens", 16, "--max-num-seqs", 2)
+    prompts = [prompt for prompt, _ in checkpoint.golden_runs(name)] + PROMPTS
+    got, _ = embed(server, prompts)
+    for prompt, vector in zip(prompts, got):
+        wanted = llama_numpy.vector(checkpoint.GOLDEN / name, prompt)
+        assert abs(vector - wanted).max() < 1e-4
 
 
 @pytest.mark.parametrize("name", [NEXT, BF16, MOE])
