@@ -130,6 +130,7 @@ TESTED_BY = {
     "weights/checkpoint.c": "tests/test_checkpoint.c tests/test_lora_apply.c tests/test_nomem.c "
         "tests/fuzz/fuzz_checkpoint.c",
     "weights/checkpoint_files.c": "tests/test_checkpoint.c tests/fuzz/fuzz_checkpoint.c",
+    "weights/checkpoint_views.c": "tests/test_checkpoint.c tests/fuzz/fuzz_checkpoint.c",
     "weights/fp8.c": "tests/test_fp8.c tests/blackbox/test_fp8.py",
     "weights/gguf/gguf.c": "tests/test_gguf.c tests/test_gguf_wrong.c tests/test_nomem.c",
     "weights/gguf/gguf_blocks.c": "tests/test_gguf.c",
@@ -194,6 +195,8 @@ TESTED_BY = {
     "engine/model/model.c": "tests/test_model.c",
     "engine/model/model_bind.c": "tests/test_model.c",
     "engine/parallel/flow.c": "tests/test_modes.c tests/blackbox/test_modes.py",
+    "engine/parallel/flow_costs.c": "tests/test_modes.c tests/test_price.c "
+                                    "tests/blackbox/test_modes.py",
     "engine/parallel/groups.c": "tests/test_mesh.c",
     "engine/parallel/mesh.c": "tests/test_mesh.c tests/blackbox/test_layouts.py",
     "engine/parallel/moving.c": "tests/test_mlp.c tests/blackbox/test_layouts.py",

@@ -58,10 +58,10 @@ struct flow {
     struct spread latents;       /* a row's, whole, where attention has the row */
     int32_t heads;               /* of queries, */
     int32_t gated_heads;         /* and as many, where attention's result has gates; else 0; */
-    int32_t head_dim;            /* elements of a result */
-    struct recurrent_config recurrent; /* keys 0: no layer recurs */
-    int32_t recurring;                 /* so many do; what their ranks receive is what those of */
-                                       /* others do */
+    int32_t head_dim;            /* elements of such a result */
+    /* Keys 0: no layer recurs. What ranks receive in one that does is what they do in others. */
+    struct recurrent_config recurrent;
+    int32_t recurring; /* so many do */
     struct extent hidden;
     enum dtype dtype; /* of the weights */
     struct quant_config quant;
@@ -144,6 +144,11 @@ int32_t flow_heads(const struct flow *f, int32_t rank);
 struct flow_work {
     uint64_t bytes, macs;
 };
+/* Experts that a row goes through, or the one MLP. */
+static inline int32_t flow_passes(const struct mixture_config *x)
+{
+    return x->kind == MIXTURE_NONE ? 1 : mixture_chosen(x);
+}
 /* How many of so many layers have that linear. */
 int32_t flow_layers(const struct flow *f, enum plan_part part, int32_t layers);
 struct flow_work flow_work(const struct flow *f, enum plan_phase phase, enum plan_part part,

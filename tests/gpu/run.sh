@@ -53,7 +53,7 @@ MODEL=deploy/demo/model
 PROGRAMS=(test_loader test_kernels test_linear_int test_linear_bf16 test_linear_out test_linear_in
     test_linear_range test_linear_fused test_device_rows test_experts test_attend test_rope_attend
     test_sample test_elect test_model test_device test_device_products test_device_recurrent
-    test_deterministic bench_device bench_forward bench_step)
+    test_device_latent test_deterministic bench_device bench_forward bench_step)
 all=(doctor loader twins goldens graphs serve nccl load forward fp8 int4 torch http decode step
     kernels trace peers sanitize sanitize_attend races)
 beside=(loader twins goldens sanitize sanitize_attend) # results, no timings: so that
@@ -330,7 +330,7 @@ stage() {
     twins)
         for t in test_kernels test_linear_int test_linear_bf16 test_linear_out test_linear_in \
             test_linear_range test_linear_fused test_device_rows test_experts test_attend \
-            test_rope_attend test_device_recurrent test_sample test_elect; do
+            test_rope_attend test_device_recurrent test_device_latent test_sample test_elect; do
             each 60 "$t"
         done
         ;;
