@@ -504,6 +504,110 @@ static void test_names_without_model(void **state)
     refused(scratch_path("twice"), "duplicate tensor model.norm.weight");
 }
 
+/* ---- views ---- */
+
+/* A file of one tensor of bytes 0, 1, 2, ..., as BF16. */
+static void put_tensor(const char *path, const char *name, int32_t ndim, const int64_t *shape)
+{
+    struct safetensors_entry e = {
+        .name = (char *)(uintptr_t)name, .dtype = DTYPE_BF16, .ndim = ndim};
+    struct safetensors_writer *w = NULL;
+    struct err err = {{0}};
+    unsigned char bytes[512];
+    size_t n = 2;
+    for (int32_t d = 0; d < ndim; d++) {
+        e.shape[d] = shape[d];
+        n *= (size_t)shape[d];
+    }
+    assert_true(n <= sizeof bytes);
+    for (size_t i = 0; i < sizeof bytes; i++)
+        bytes[i] = (unsigned char)i;
+    assert_int_equal(safetensors_create(path, &e, 1, NULL, &w, &err), OK);
+    assert_int_equal(safetensors_write(w, bytes, n, &err), OK);
+    assert_int_equal(safetensors_finish(w, &err), OK);
+}
+
+/* That tensor's elements from the first on, row after row. */
+static void check_view(const struct checkpoint *c, const char *name, int32_t ndim, int64_t rows,
+                       int64_t cols, int32_t first)
+{
+    const struct checkpoint_tensor *t = checkpoint_find(c, name);
+    unsigned char got[512];
+    struct err err = {{0}};
+    if (!t)
+        fail_msg("%s is not found", name);
+    assert_true(t->ndim == ndim && t->rows == rows && t->cols == cols);
+    assert_int_equal(
+        checkpoint_read(c, t, (struct span){0, rows}, (struct span){0, cols}, 0, got, &err), OK);
+    for (int64_t i = 0; i < 2 * rows * cols; i++)
+        assert_int_equal(got[i], (2 * first + i) % 256);
+    if (rows < 2)
+        return;
+    assert_int_equal(
+        checkpoint_read(c, t, (struct span){1, rows}, (struct span){1, cols}, 0, got, &err), OK);
+    assert_int_equal(got[0], (2 * (first + cols + 1)) % 256); /* a part of it, too */
+}
+
+static struct checkpoint *open_tensor(const char *name, int32_t ndim, const int64_t *shape)
+{
+    assert_true(access(scratch_path("views"), F_OK) == 0 ||
+                mkdir(scratch_path("views"), 0777) == 0);
+    put_tensor(scratch_path("views/model.safetensors"), name, ndim, shape);
+    return must_open(scratch_path("views"));
+}
+
+#define LAYER "model.layers.7."
+
+/* All experts in one tensor are experts, and channels' taps a vector, also by an index; what is not
+ * quite so is what it is. */
+static void test_views(void **state)
+{
+    (void)state;
+    static const int64_t pairs[] = {2, 6, 5}, downs[] = {3, 5, 3}, taps[] = {4, 1, 3};
+    static const int64_t odd[] = {2, 5, 5}, wide[] = {4, 2, 3}, many[] = {1025, 0, 1};
+    const char *const name = "model.language_model.layers.7.mlp.experts.gate_up_proj";
+    struct checkpoint *c = open_tensor(name, 3, pairs);
+    assert_int_equal(checkpoint_count(c), 4);
+    check_view(c, LAYER "mlp.experts.0.gate_proj.weight", 2, 3, 5, 0);
+    check_view(c, LAYER "mlp.experts.0.up_proj.weight", 2, 3, 5, 15);
+    check_view(c, LAYER "mlp.experts.1.gate_proj.weight", 2, 3, 5, 30);
+    check_view(c, LAYER "mlp.experts.1.up_proj.weight", 2, 3, 5, 45);
+    checkpoint_close(c);
+    assert_int_equal(
+        rename(scratch_path("views/model.safetensors"), scratch_path("views/a.safetensors")), 0);
+    put_index(scratch_path("views/model.safetensors.index.json"), &name, 1);
+    c = must_open(scratch_path("views"));
+    check_view(c, LAYER "mlp.experts.1.up_proj.weight", 2, 3, 5, 45);
+    checkpoint_close(c);
+    const char *const expert = LAYER "mlp.experts.0.gate_proj.weight";
+    put_index(scratch_path("views/model.safetensors.index.json"), &expert, 1);
+    refused(scratch_path("views"), "gate_up_proj is not in");
+
+    c = open_tensor(LAYER "mlp.experts.down_proj", 3, downs);
+    assert_int_equal(checkpoint_count(c), 3);
+    check_view(c, LAYER "mlp.experts.2.down_proj.weight", 2, 5, 3, 30);
+    checkpoint_close(c);
+    c = open_tensor(LAYER "linear_attn.conv1d.weight", 3, taps);
+    check_view(c, LAYER "linear_attn.conv1d.weight", 1, 1, 12, 0);
+    checkpoint_close(c);
+
+    static const struct {
+        const char *name;
+        const int64_t *shape;
+        int32_t ndim;
+    } plain[] = {{LAYER "mlp.experts.gate_up_proj", odd, 3},
+                 {LAYER "conv1d.weight", wide, 3},
+                 {LAYER "mlp.experts.down_proj", many, 3},
+                 {LAYER "mlp.experts.down_proj", wide, 2},
+                 {LAYER "mlp.experts.gate_up_proj_bias", pairs, 3}};
+    for (size_t i = 0; i < ARRAY_LEN(plain); i++) {
+        c = open_tensor(plain[i].name, plain[i].ndim, plain[i].shape);
+        assert_int_equal(checkpoint_count(c), 1);
+        assert_non_null(checkpoint_find(c, plain[i].name));
+        checkpoint_close(c);
+    }
+}
+
 /* ---- shard ---- */
 
 static void test_shard_round_trip(void **state)
@@ -659,6 +763,7 @@ int main(void)
         cmocka_unit_test(test_check),
         cmocka_unit_test(test_same),
         cmocka_unit_test(test_names_without_model),
+        cmocka_unit_test(test_views),
         cmocka_unit_test(test_shard_round_trip),
         cmocka_unit_test(test_shard_keeps_pooling),
         cmocka_unit_test(test_shard_metadata),

@@ -20,7 +20,7 @@ struct checkpoint_tensor {
     enum dtype dtype;
     int32_t ndim;
     int64_t rows, cols;
-    const int64_t *dims; /* [ndim] as the file has it; NULL in a sharded checkpoint */
+    const int64_t *dims; /* [ndim] as the file has it; NULL in a sharded checkpoint, and of views */
 };
 
 /* ERR_MODEL within milliseconds, naming file, tensor, expected, found. */

@@ -26,7 +26,8 @@ struct checkpoint_piece {
     enum dtype dtype;
     int32_t ndim;
     int64_t shape[2];    /* of the whole tensor */
-    const int64_t *dims; /* [ndim] the same as the file has it; NULL in a sharded checkpoint */
+    const int64_t *dims; /* [ndim] the same as the file has it; NULL in a sharded checkpoint, and of
+                            views (checkpoint_views.h) */
     struct placement_box box;
     uint64_t offset; /* in the file */
     int32_t file, rank;
