@@ -327,6 +327,22 @@ static void open_latents(struct flow *f, const struct model_config *m)
             .style = STYLE_COLWISE, .takes = f->latents, .uses = f->latents, .gives = f->attention};
 }
 
+/* Layers that recur, and gates, are placed as attention is: what stands in the place of QKV as QKV.
+ */
+static void open_gates(struct flow *f, const struct model_config *m)
+{
+    f->head_dim = m->head_dim;
+    f->gated_heads = m->attention_gate ? m->heads : 0;
+    f->recurrent = m->recurrent;
+    f->recurring = model_config_recurring(m);
+    if (f->gated_heads > 0)
+        f->choice[PLAN_ATTENTION_GATE] = f->choice[PLAN_QKV];
+    if (f->recurring == 0)
+        return;
+    f->choice[PLAN_RECURRENT] = f->choice[PLAN_RECURRENT_GATES] = f->choice[PLAN_QKV];
+    f->choice[PLAN_RECURRENT_OUT] = f->choice[PLAN_O];
+}
+
 static enum status open_joint(struct flow *f, const struct model_config *m, struct err *err)
 {
     const struct course r = {f, typical_rows[PLAN_DECODE], err};
@@ -557,16 +573,10 @@ enum status flow_open(const struct plan *plan, const struct model_config *m,
     memcpy(f->choice, layer->choice, sizeof layer->choice);
     f->choice[PLAN_DENSE_GATE_UP] = f->choice[PLAN_GATE_UP];
     f->choice[PLAN_DENSE_DOWN] = f->choice[PLAN_DOWN];
-    f->choice[PLAN_ATTENTION_GATE] = f->choice[PLAN_RECURRENT] = f->choice[PLAN_QKV];
-    f->choice[PLAN_RECURRENT_GATES] = f->choice[PLAN_QKV];
-    f->choice[PLAN_RECURRENT_OUT] = f->choice[PLAN_O];
+    open_gates(f, m);
     f->attention = plan_attention(plan, &f->choice[PLAN_QKV]);
     f->mlp = f->choice[PLAN_GATE_UP].gives;
     f->heads = m->heads;
-    f->gated_heads = m->attention_gate ? m->heads : 0;
-    f->head_dim = m->head_dim;
-    f->recurrent = m->recurrent;
-    f->recurring = model_config_recurring(m);
     open_latents(f, m);
     f->hidden = columns(m->hidden, 1);
     f->dtype = dtype;
