@@ -326,7 +326,10 @@ def test_read_and_held_bytes(serve, tmp_path, family, ranks):
     config = family_config(tmp_path / "shape", family, hidden_size=512, intermediate_size=1200,
                            head_dim=64, linear_num_key_heads=6, linear_num_value_heads=18,
                            linear_key_head_dim=64, linear_value_head_dim=64,
-                           torch_dtype="bfloat16")
+                           torch_dtype="bfloat16",
+                           **({} if family == "qwen3_5_text" else {
+                               "moe_intermediate_size": 192,
+                               "shared_expert_intermediate_size": 384}))
     assert run("synth", "--config", config, "-o", model).returncode == 0
     server = serve(model, "-tp", ranks)
     metrics = server.metrics()
