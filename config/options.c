@@ -384,6 +384,8 @@ enum status options_rows_set(const struct options_row *r, const char *value, str
         if (!yes && strcmp(value, "0") != 0 && strcmp(value, "false") != 0)
             return bad_value(r, value, "true or false", err);
         *(bool *)at = yes;
+        if (r->offset == AT(prefix_caching))
+            o->prefix_caching_said = yes;
         return OK;
     }
     if (r->kind == STRING || r->kind == CHOICE) {
@@ -533,6 +535,7 @@ static enum status from_defaults(struct options *o, struct err *err)
         if (st != OK)
             return st;
     }
+    o->prefix_caching_said = false;
     return OK;
 }
 

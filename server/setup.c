@@ -161,6 +161,7 @@ static enum status check_recurrent(struct setup *s, struct err *err)
     o->prefix_caching = false;
     const char *name = o->speculation.tokens > 0 ? "speculative-config"
                        : o->shared_prefix_cache  ? "shared-prefix-cache"
+                       : o->prefix_caching_said  ? "enable-prefix-caching"
                                                  : NULL;
     return name ? base_fail(err, ERR_USAGE,
                             "--%s is for models that keep keys and values of all tokens; layers "
