@@ -203,9 +203,6 @@ void model_close(struct model *m)
         m->b->ops->experts_close(l->latent.value_up);
         parallel_weight_close(&l->gate);
         parallel_weight_close(&l->o);
-        parallel_weight_close(&l->recurrent.in);
-        parallel_weight_close(&l->recurrent.gates);
-        parallel_weight_close(&l->recurrent.out);
         parallel_weight_close(&l->gate_up);
         parallel_weight_close(&l->down);
         m->b->ops->experts_close(l->mixture.gate_up);
@@ -353,9 +350,9 @@ static enum status recurrent_forward(struct model *m, const struct layer *l,
     enum status st = OK;
     struct parallel *p = m->parallel;
     struct view a, gates;
-    TRY(gates_of(m, l->recurrent.gates, n, &gates, err));
-    TRY(parallel_linear(p, &a, parallel_used(p), l->recurrent.in, err));
-    *out = parallel_input(p, l->recurrent.out);
+    TRY(gates_of(m, l->gate, n, &gates, err));
+    TRY(parallel_linear(p, &a, parallel_used(p), l->qkv, err));
+    *out = parallel_input(p, l->o);
     if (m->recurrent.keys > 0)
         TRY(backend_delta_rule(m->b, *out, a, cview_of(gates), &m->recurrent, &l->recurrent.rules,
                                rows, &l->recurrent.state, err));
@@ -389,10 +386,8 @@ out:
  * made before both. */
 static struct parallel_weight first_of(const struct layer *l)
 {
-    const struct parallel_weight both = {.part = l->recurrent.there ? PLAN_RECURRENT_GATES
-                                                 : l->gate.local    ? PLAN_ATTENTION_GATE
-                                                                    : PLAN_QKV};
-    if (l->recurrent.there || l->gate.local)
+    const struct parallel_weight both = {.part = l->gate.local ? l->gate.part : PLAN_QKV};
+    if (l->gate.local)
         return both;
     if (!l->latent.there)
         return l->qkv;
@@ -414,8 +409,7 @@ static enum status layer_forward(struct model *m, const struct layer *l, const s
     TRY(l->recurrent.there ? recurrent_forward(m, l, rows, cview_of(*n), &attn, err)
         : l->latent.there  ? latent_forward(m, l, rows, rope, cview_of(*n), &attn, err)
                            : attention_forward(m, l, rows, rope, cview_of(*n), &attn, err));
-    TRY(parallel_linear(p, &delta, cview_of(attn), l->recurrent.there ? l->recurrent.out : l->o,
-                        err));
+    TRY(parallel_linear(p, &delta, cview_of(attn), l->o, err));
     if (l->o_bias)
         TRY(parallel_bias(p, &delta, l->o_bias, err));
     if (l->post_norm.attn)

@@ -172,9 +172,9 @@ static enum status bind_recurrent(struct model *m, const struct model_parts *p, 
                                  .decay_bias = vector_of(p, ROLE_DECAY_BIAS, layer),
                                  .gain = vector_of(p, ROLE_RECURRENT_NORM, layer),
                                  .eps = m->config->norm_eps};
-    TRY(bind_linear(m, p, ROLE_RECURRENT, layer, &l->recurrent.in, err));
-    TRY(bind_linear(m, p, ROLE_RECURRENT_GATES, layer, &l->recurrent.gates, err));
-    TRY(bind_linear(m, p, ROLE_RECURRENT_OUT, layer, &l->recurrent.out, err));
+    TRY(bind_linear(m, p, ROLE_RECURRENT_GATES, layer, &l->gate, err));
+    TRY(bind_linear(m, p, ROLE_RECURRENT, layer, &l->qkv, err));
+    TRY(bind_linear(m, p, ROLE_RECURRENT_OUT, layer, &l->o, err));
 out:
     return st;
 }

@@ -6,7 +6,8 @@
 #include "engine/model/model.h"
 
 struct layer {
-    struct parallel_weight qkv, o, gate_up, down;
+    struct parallel_weight qkv, o, gate_up, down; /* qkv, o: or what recurs has in their place */
+    struct parallel_weight gate;                /* beside qkv; no weight where there are no gates */
     const float *attn_norm, *mlp_norm, *o_bias; /* NULL: none */
     struct {                                    /* of what attention and MLP make */
         const float *attn, *mlp;                /* NULL: none */
@@ -19,10 +20,8 @@ struct layer {
         struct latent_rules rules;
         struct experts *key_up, *value_up; /* NULL where this rank has no heads */
     } latent;
-    struct parallel_weight gate; /* of what attention makes; no weight where there is none */
-    struct {                     /* instead of attention, qkv and o */
+    struct { /* instead of attention */
         bool there;
-        struct parallel_weight in, gates, out;
         struct recurrent_rules rules;
         struct recurrent_state state;
     } recurrent;
