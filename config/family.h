@@ -57,7 +57,7 @@ struct family {
 
 /* The one of this model_type, or the nearest, which differs in *distance letters. */
 const struct family *family_find(const char *model_type, int *distance);
-/* All of them, for messages: "a, b or c". */
+/* All of them but those that are the texts of another one, for messages: "a, b or c". */
 void family_names(char *to, size_t size);
 
 #endif

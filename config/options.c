@@ -371,7 +371,7 @@ static enum status translate(const struct options_row *r, const char **value, st
     return OK;
 }
 
-enum status options_rows_set(const struct options_row *r, const char *value, struct options *o,
+static enum status set_value(const struct options_row *r, const char *value, struct options *o,
                              struct err *err)
 {
     void *at = (char *)o + r->offset;
@@ -384,8 +384,6 @@ enum status options_rows_set(const struct options_row *r, const char *value, str
         if (!yes && strcmp(value, "0") != 0 && strcmp(value, "false") != 0)
             return bad_value(r, value, "true or false", err);
         *(bool *)at = yes;
-        if (r->offset == AT(prefix_caching))
-            o->prefix_caching_said = yes;
         return OK;
     }
     if (r->kind == STRING || r->kind == CHOICE) {
@@ -408,6 +406,14 @@ enum status options_rows_set(const struct options_row *r, const char *value, str
     else
         *(int64_t *)at = (int64_t)v;
     return OK;
+}
+
+enum status options_rows_set(const struct options_row *r, const char *value, struct options *o,
+                             struct err *err)
+{
+    o->said.prefix_caching = o->said.prefix_caching || r->offset == AT(prefix_caching);
+    o->said.max_num_seqs = o->said.max_num_seqs || r->offset == AT(max_num_seqs);
+    return set_value(r, value, o, err);
 }
 
 /* Is it this name, whose dashes may be written as underscores? */
@@ -535,7 +541,7 @@ static enum status from_defaults(struct options *o, struct err *err)
         if (st != OK)
             return st;
     }
-    o->prefix_caching_said = false;
+    memset(&o->said, 0, sizeof o->said);
     return OK;
 }
 

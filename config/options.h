@@ -68,8 +68,10 @@ struct options {
     struct speculation speculation; /* what it says */
     int64_t max_num_queued_tokens;
     bool prefix_caching, shared_prefix_cache;
-    bool prefix_caching_said; /* it is on, and not by default */
-    int64_t kv_cache_memory;  /* bytes per rank, 0: automatic */
+    struct {
+        bool prefix_caching, max_num_seqs;
+    } said;                  /* somewhere, be it what is the default */
+    int64_t kv_cache_memory; /* bytes per rank, 0: automatic */
     const char *served_model_name, *generation_config;
     const char *chat_template; /* file; NULL: the model's */
     bool auto_tool_choice;

@@ -113,18 +113,36 @@ static size_t kv_automatic(const struct footprint *f)
     return each > most ? (each - most) / 8 * 7 : 0;
 }
 
-/* Sequences at once: as many as --max-num-seqs says, or, where it is not given and layers recur, as
- * what these remember has room for in a sixteenth of a rank's memory, a quarter of a device's. */
-static int32_t count_slots(const struct footprint *f, const struct options *o)
+size_t footprint_state(const struct footprint *f)
 {
-    const size_t room = f->available / (size_t)f->ranks / (f->on_device ? 4 : 16);
-    const int32_t slots = (int32_t)base_min64(o->max_num_seqs, o->max_num_batched_tokens);
     size_t most = 0;
     for (int32_t r = 0; r < f->ranks; r++)
         most = base_max_size(most, f->rank[r].state);
-    if (most == 0 || o->max_num_seqs != OPTIONS_SEQS_DEFAULT || most * (size_t)slots <= room)
+    return most;
+}
+
+/* For what layers that recur remember of all sequences, where nobody says how many they are: a
+ * sixteenth of a rank's memory, or a quarter of what weights leave of a device's. */
+static size_t state_room(const struct footprint *f)
+{
+    const size_t each = f->available / (size_t)f->ranks;
+    size_t most = 0;
+    for (int32_t r = 0; r < f->ranks; r++)
+        most = base_max_size(most, f->rank[r].weights);
+    if (!f->on_device)
+        return each / 16;
+    return each > most ? (each - most) / 4 : 0;
+}
+
+/* Sequences at once: as --max-num-seqs says, or, by default, no more than their states have room.
+ */
+static int32_t count_slots(const struct footprint *f, const struct options *o)
+{
+    const size_t room = state_room(f), state = footprint_state(f);
+    const int32_t slots = (int32_t)base_min64(o->max_num_seqs, o->max_num_batched_tokens);
+    if (o->said.max_num_seqs || state * (size_t)slots <= room)
         return slots;
-    return room < most ? 1 : (int32_t)(room / most);
+    return room < state ? 1 : (int32_t)(room / state);
 }
 
 /* Bytes of a block on the rank that holds most KV heads. */
@@ -260,11 +278,12 @@ enum status footprint_plan(const struct options *o, const struct model_config *m
         char need[32], have[32];
         st = base_fail(err, ERR_LIMIT,
                        "does not fit: %d rank%s %s (%zu bytes), %s (%zu bytes) of memory are free; "
-                       "--kv-cache-memory makes the cache smaller%s",
+                       "--kv-cache-memory makes the cache smaller%s%s",
                        f.ranks, f.ranks == 1 ? " needs" : "s need",
                        base_human_bytes(need, sizeof need, f.total), f.total,
                        base_human_bytes(have, sizeof have, f.available), f.available,
-                       m->quant.kind == QUANT_NONE ? ", --quantization the weights" : "");
+                       m->quant.kind == QUANT_NONE ? ", --quantization the weights" : "",
+                       footprint_state(&f) > 0 ? ", --max-num-seqs the states of sequences" : "");
     }
 out:
     *out = f;

@@ -38,6 +38,8 @@ enum status footprint_plan(const struct options *o, const struct model_config *m
                            struct err *err) MUST_USE;
 /* KV blocks of a text of the whole context. */
 int32_t footprint_context_blocks(const struct footprint *f);
+/* What layers that recur keep of a sequence on the rank that keeps most; 0: none recurs. */
+size_t footprint_state(const struct footprint *f);
 /* Arena per rank of the shared memory communicator. */
 size_t footprint_shared_bytes(const struct footprint *f);
 /* KV spec of one rank. */

@@ -14,7 +14,7 @@
 #define PIECE_BYTES ((size_t)2 << 20)
 
 struct populate {
-    struct populate_range ranges[2];
+    struct populate_range ranges[3];
     _Atomic bool stop;
     pthread_t thread;
 };
@@ -51,13 +51,15 @@ static void *run(void *arg)
     return NULL;
 }
 
-struct populate *populate_open(struct populate_range first, struct populate_range second)
+struct populate *populate_open(struct populate_range first, struct populate_range second,
+                               struct populate_range third)
 {
     struct populate *p = calloc(1, sizeof *p);
     if (!p)
         return NULL;
     p->ranges[0] = first;
     p->ranges[1] = second;
+    p->ranges[2] = third;
     if (pthread_create(&p->thread, NULL, run, p) == 0)
         return p;
     free(p);

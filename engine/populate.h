@@ -14,10 +14,11 @@ struct populate_range {
     size_t bytes;
 };
 
-/* Both ranges, the first one first; they stay mapped until populate_close. Where it cannot be done
+/* All ranges, the first one first; they stay mapped until populate_close. Where it cannot be done
  * (a kernel before 5.14, no thread) memory is touched as it is used; where memory is refused there
  * is a warning. NULL: nothing is done. */
-struct populate *populate_open(struct populate_range first, struct populate_range second);
+struct populate *populate_open(struct populate_range first, struct populate_range second,
+                               struct populate_range third);
 /* Stops early when there is still something to do. NULL is fine. */
 void populate_close(struct populate *p);
 

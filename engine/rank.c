@@ -357,6 +357,12 @@ out:
     return st;
 }
 
+void *rank_states(struct rank *r, size_t *bytes)
+{
+    void *states = model_states(r->model, bytes);
+    return r->footprint.on_device ? NULL : states;
+}
+
 struct backend *rank_backend(struct rank *r)
 {
     return r->backend;

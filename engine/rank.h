@@ -49,6 +49,8 @@ bool rank_landed(const struct rank *r);
 enum status rank_land(struct rank *r, struct step_result *result, struct err *err) MUST_USE;
 /* The rank's backend, with which those logits can be downloaded. */
 struct backend *rank_backend(struct rank *r);
+/* model_states of a rank in the host's memory; NULL on a device. */
+void *rank_states(struct rank *r, size_t *bytes);
 
 /* What a process that a launcher started for a rank other than 0 does: finds the front end, hears
  * its options and becomes `tessera rank`. Returns only on failure, and with ERR_CANCELLED when the

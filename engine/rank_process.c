@@ -105,11 +105,14 @@ static enum status seal_weights(const struct options *o, const struct footprint 
 
 /* Touches the memory that steps will use and loading has not. */
 static struct populate *populate(const struct options *o, const struct footprint *f,
-                                 const struct rank_memory *memory)
+                                 const struct rank_memory *memory, struct rank *r)
 {
+    struct populate_range states;
+    states.begin = rank_states(r, &states.bytes);
     return populate_open(
         (struct populate_range){memory->kv, f->rank[o->rank].kv},
-        (struct populate_range){memory->comm, comm_shm_bytes(f->ranks, footprint_shared_bytes(f))});
+        (struct populate_range){memory->comm, comm_shm_bytes(f->ranks, footprint_shared_bytes(f))},
+        states);
 }
 
 /* The sizes the front end decided, with this rank's parts worked out anew. */
@@ -286,7 +289,7 @@ int rank_main(const struct options *o)
     TRY(seal_weights(o, &f, &memory, &err));
     TRY(rank_loop_answer(o, 1, 0, &none, OK, &err, &err));
     ready = true;
-    touching = populate(o, &f, &memory); /* ready does not wait for it */
+    touching = populate(o, &f, &memory, r); /* ready does not wait for it */
     st = rank_loop(r, o, memory.board, &f.limits, &err);
 out:
     lifeline_loaded(start.lifeline);

@@ -142,12 +142,16 @@ static void print_text(const struct setup *s, const struct checkpoint_tensor *t)
             printf("  %d: all", r);
             continue;
         }
-        if (t->ndim == 1)
-            printf("  %d: [%lld:%lld]", r, (long long)b->cols.begin, (long long)b->cols.end);
-        for (int32_t i = 0; t->ndim > 1 && i < h.count && i < SHOWN_MAX; i++)
-            printf("  %d: [%lld:%lld, %lld:%lld]", r, (long long)b[i].rows.begin,
-                   (long long)b[i].rows.end, (long long)b[i].cols.begin, (long long)b[i].cols.end);
-        if (t->ndim > 1 && h.count > SHOWN_MAX)
+        for (int32_t i = 0; i < h.count && i < SHOWN_MAX; i++) {
+            if (t->ndim == 1)
+                printf("  %d: [%lld:%lld]", r, (long long)b[i].cols.begin,
+                       (long long)b[i].cols.end);
+            else
+                printf("  %d: [%lld:%lld, %lld:%lld]", r, (long long)b[i].rows.begin,
+                       (long long)b[i].rows.end, (long long)b[i].cols.begin,
+                       (long long)b[i].cols.end);
+        }
+        if (h.count > SHOWN_MAX)
             printf(" and %d more", h.count - SHOWN_MAX);
     }
     printf("\n");

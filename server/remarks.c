@@ -16,13 +16,13 @@ void remarks_on_sizes(const struct setup *s, const struct footprint *f)
                  "context %d of the model's %d: that is what the automatic KV cache has room for; "
                  "--kv-cache-memory N makes it longer, --max-model-len N fixes it",
                  f->max_model_len, s->model.max_position);
-    if (f->rank[0].state > 0 && o->max_num_seqs == OPTIONS_SEQS_DEFAULT &&
-        f->limits.slots < o->max_num_seqs && f->limits.slots < f->limits.rows)
+    if (footprint_state(f) > 0 && !o->said.max_num_seqs && f->limits.slots < o->max_num_seqs &&
+        f->limits.slots < f->limits.rows)
         base_log(LOG_WARN,
                  "%d sequence%s at once: that is what a part of the memory has room for, with what "
                  "layers that recur keep of each; --max-num-seqs N fixes it",
                  f->limits.slots, f->limits.slots == 1 ? "" : "s");
-    if (o->max_num_seqs > f->limits.slots && o->max_num_seqs != OPTIONS_SEQS_DEFAULT)
+    if (o->max_num_seqs > f->limits.slots && o->said.max_num_seqs)
         base_log(LOG_WARN,
                  "--max-num-seqs %d: %d are used, because each running sequence needs a row of a "
                  "step, which has %d; raise --max-num-batched-tokens, too",

@@ -158,10 +158,11 @@ static enum status check_recurrent(struct setup *s, struct err *err)
     struct options *o = &s->options;
     if (model_config_recurring(&s->model) == 0)
         return OK;
+    const bool wanted = o->prefix_caching && o->said.prefix_caching;
     o->prefix_caching = false;
     const char *name = o->speculation.tokens > 0 ? "speculative-config"
                        : o->shared_prefix_cache  ? "shared-prefix-cache"
-                       : o->prefix_caching_said  ? "enable-prefix-caching"
+                       : wanted                  ? "enable-prefix-caching"
                                                  : NULL;
     return name ? base_fail(err, ERR_USAGE,
                             "--%s is for models that keep keys and values of all tokens; layers "
@@ -323,9 +324,9 @@ void setup_table(const struct setup *s, const struct footprint *f, struct buf *o
     const int32_t recurring = model_config_recurring(&s->model);
     if (recurring > 0)
         buf_printf(out,
-                   "%d of %d layers recur: rank 0 keeps %s of each sequence for them; no prefixes "
-                   "are cached\n",
-                   recurring, s->model.layers, base_human_bytes(w, sizeof w, f->rank[0].state));
+                   "%d of %d layers recur: a rank keeps up to %s of each sequence for them; no "
+                   "prefixes are cached\n",
+                   recurring, s->model.layers, base_human_bytes(w, sizeof w, footprint_state(f)));
     const struct speculation *guesses = &s->options.speculation;
     if (guesses->tokens > 0)
         buf_printf(out, "up to %d guesses a step and sequence, from n-grams of %d to %d tokens\n",

@@ -79,7 +79,7 @@ static void test_defaults(void **state)
     assert_int_equal(o.max_num_batched_tokens, 512);
     assert_int_equal(o.max_num_queued_reqs, 0);
     assert_int_equal(o.max_num_queued_tokens, 1 << 20);
-    assert_true(o.prefix_caching && !o.prefix_caching_said);
+    assert_true(o.prefix_caching && !o.said.prefix_caching && !o.said.max_num_seqs);
     assert_int_equal(o.kv_cache_memory, 0);
     assert_true(o.drain_timeout == 30 && o.load_timeout == 300 && o.step_timeout == 30);
     assert_false(o.json);
@@ -110,12 +110,12 @@ static void test_ways_to_write(void **state)
     good("plan m --json=0");
     assert_false(o.json);
     good("serve m --no-enable-prefix-caching");
-    assert_false(o.prefix_caching || o.prefix_caching_said);
+    assert_true(!o.prefix_caching && o.said.prefix_caching);
     assert_true(o.webui);
     good("serve m --no-webui");
     assert_false(o.webui);
     good("serve m --no-enable-prefix-caching --enable-prefix-caching");
-    assert_true(o.prefix_caching && o.prefix_caching_said);
+    assert_true(o.prefix_caching && o.said.prefix_caching);
     bad("serve m --no-enable-prefix-caching=1", "unknown option");
     bad("serve m --no-port", "unknown option");
     good("serve m --drain-timeout 0.25");

@@ -12,6 +12,8 @@
 
 enum { PAGE = 4096, PAGES = 1500 }; /* not a whole number of pieces */
 
+static const struct populate_range none;
+
 /* Of a fresh memory file, as KV caches are. */
 static unsigned char *map(void)
 {
@@ -45,7 +47,7 @@ static void test_all_of_it(void **state)
         a[(size_t)i * PAGE + 5] = (unsigned char)(1 + i % 255);
     assert_in_range(resident(a), 1, PAGES - 1);
     struct populate *p = populate_open((struct populate_range){a, (size_t)PAGES * PAGE},
-                                       (struct populate_range){b, (size_t)PAGES * PAGE});
+                                       (struct populate_range){b, (size_t)PAGES * PAGE}, none);
     assert_non_null(p);
     for (int32_t round = 0; round < 3; round++) /* as its user does meanwhile */
         for (int32_t i = PAGES - 1; i > 0; i -= 5)
@@ -71,8 +73,8 @@ static void test_within_a_page(void **state)
     if (madvise(a, PAGE, MADV_POPULATE_WRITE) != 0)
         skip();
     assert_in_range(resident(a), 1, PAGES - 1);
-    struct populate *p = populate_open((struct populate_range){a + 64, (size_t)PAGES * PAGE - 64},
-                                       (struct populate_range){NULL, 0});
+    struct populate *p =
+        populate_open((struct populate_range){a + 64, (size_t)PAGES * PAGE - 64}, none, none);
     assert_non_null(p);
     for (int32_t tries = 0; tries < 6000 && resident(a) < PAGES; tries++)
         usleep(5000);
@@ -95,8 +97,7 @@ static void test_refused(void **state)
     if (madvise(p, PAGE, MADV_POPULATE_WRITE) != 0)
         skip();
     assert_int_equal(dup2(log, STDERR_FILENO), STDERR_FILENO);
-    struct populate *all =
-        populate_open((struct populate_range){p, 2 * half}, (struct populate_range){NULL, 0});
+    struct populate *all = populate_open((struct populate_range){p, 2 * half}, none, none);
     for (int32_t tries = 0; tries < 6000 && !strchr(said, '\n'); tries++) {
         usleep(5000);
         assert_true(pread(log, said, sizeof said - 1, 0) >= 0);
@@ -114,10 +115,9 @@ static void test_nothing_and_early_end(void **state)
 {
     (void)state;
     unsigned char *a = map();
-    const struct populate_range none = {NULL, 0};
     populate_close(NULL);
-    populate_close(populate_open(none, none));
-    populate_close(populate_open((struct populate_range){a, (size_t)PAGES * PAGE}, none));
+    populate_close(populate_open(none, none, none));
+    populate_close(populate_open((struct populate_range){a, (size_t)PAGES * PAGE}, none, none));
     munmap(a, (size_t)PAGES * PAGE);
 }
 

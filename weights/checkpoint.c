@@ -561,6 +561,15 @@ uint64_t checkpoint_read_bytes(const struct checkpoint *c, const struct local_we
 static enum status check_shape(const struct checkpoint *c, const struct checkpoint_tensor *t,
                                const struct tensor_slice *s, struct err *err)
 {
+    if (t->ndim == 1 && s->stack > 0 && t->dims) {
+        const int64_t want[] = {s->stack, 1, s->shape[1] / s->stack};
+        char expected[80], found[80];
+        write_dims(expected, ARRAY_LEN(want), want);
+        write_dims(found, ARRAY_LEN(want), t->dims);
+        if (memcmp(t->dims, want, sizeof want) != 0)
+            return base_fail(err, ERR_MODEL, "%.200s: tensor %s: expected %s, found %s",
+                             c->files.dir, s->tensor, expected, found);
+    }
     if (t->ndim != s->ndim || t->rows != s->shape[0] || t->cols != s->shape[1])
         return base_fail(err, ERR_MODEL,
                          "%.200s: tensor %s: expected %d-d [%lld, %lld], found %d-d [%lld, %lld]",

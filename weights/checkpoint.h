@@ -20,7 +20,8 @@ struct checkpoint_tensor {
     enum dtype dtype;
     int32_t ndim;
     int64_t rows, cols;
-    const int64_t *dims; /* [ndim] as the file has it; NULL in a sharded checkpoint, and of views */
+    const int64_t *dims; /* [ndim] as the file has it, of a view that is a vector [3]; NULL of other
+                            views and in a sharded checkpoint */
 };
 
 /* ERR_MODEL within milliseconds, naming file, tensor, expected, found. */

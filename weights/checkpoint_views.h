@@ -21,7 +21,8 @@ struct checkpoint_view {
     uint64_t offset;  /* from the entry's first byte */
 };
 
-/* How many views an entry is seen through, by its name and shape; 0: it is what it is. */
+/* How many views an entry is seen through, by its name and shape; 0: it is what it is, as one of an
+ * odd number of rows is that would be gates and ups, or one of more than BACKEND_EXPERTS_MAX. */
 int32_t checkpoint_views_count(const struct safetensors_entry *e);
 /* View `index` of them. name: the entry's, as a model that makes tokens has it. False: the view's
  * would be too long. */

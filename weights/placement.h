@@ -31,8 +31,8 @@ struct tensor_slice {
     char tensor[PLACEMENT_NAME_MAX]; /* name in the checkpoint */
     int64_t shape[2];                /* its whole shape */
     int32_t ndim;                    /* 1 or 2 in the file */
-    int32_t
-        stack; /* of matrices one after the other in a tensor of more dimensions; 0: it is one */
+    int32_t stack; /* of matrices one after the other in a tensor of more dimensions; 0: it is one.
+                      Of a vector: rows of one column, [stack, 1, n / stack] (checkpoint_views.h) */
     struct span rows, cols; /* the part this rank holds */
     int64_t dst_row;        /* first row in the local weight; first element of a LOCAL_VECTOR */
 };

@@ -138,11 +138,13 @@ static void fill_qkv(const struct layout *l, const struct model_config *m, const
     for (int32_t x = (int32_t)mine.begin; x < mine.end; x++) {
         const struct span q = layout_fill_query_heads(m, n, x), kv = layout_fill_kv_heads(m, q);
         const struct span mine_of[] = {scaled(q, dh), scaled(kv, dh), scaled(kv, dh)};
-        if (m->attention_gate)
-            add_heads(w, p->tensors[0], at, m->heads, m->hidden, q,
-                      (struct head_part){0, dh, 2 * dh}, in);
-        for (size_t t = m->attention_gate; t < ARRAY_LEN(mine_of); t++)
-            add_part(w, p, at, sizes, ARRAY_LEN(sizes), t, m->hidden, mine_of[t], in);
+        for (size_t t = 0; t < ARRAY_LEN(mine_of); t++) {
+            if (t == 0 && m->attention_gate) /* each query has its gate behind it */
+                add_heads(w, p->tensors[0], at, m->heads, m->hidden, q,
+                          (struct head_part){0, dh, 2 * dh}, in);
+            else
+                add_part(w, p, at, sizes, ARRAY_LEN(sizes), t, m->hidden, mine_of[t], in);
+        }
     }
 }
 
@@ -174,7 +176,7 @@ static void fill_recurrent(const struct layout *l, const struct model_config *m,
     const int64_t sizes[] = {key, key, value, value}; /* of a key head */
     const int64_t together = x->by_head ? 2 * key + 2 * value : 2 * key + value;
     int64_t before = 0;
-    for (size_t i = 0; i < ARRAY_LEN(sizes); before += sizes[i++]) {
+    for (size_t i = 0; i < ARRAY_LEN(sizes); i++) {
         if (x->by_head)
             add_heads(w, p->tensors[0], at, x->keys, m->hidden, mine,
                       (struct head_part){before, sizes[i], together}, in);
@@ -183,6 +185,7 @@ static void fill_recurrent(const struct layout *l, const struct model_config *m,
                       moved(scaled(mine, sizes[i]), x->keys * before), in);
         else
             add_slice(w, p->tensors[1], at, x->keys * value, m->hidden, scaled(mine, value), in);
+        before += sizes[i];
     }
 }
 
@@ -327,21 +330,35 @@ static void fill_expert_bias(const struct layout *l, const struct model_config *
     }
 }
 
+/* Taps of this rank's channels: of q, of k and of v. */
+static void fill_conv(const struct layout *l, const struct model_config *m, const struct param *p,
+                      struct which at, struct local_weight *w)
+{
+    const struct recurrent_config *x = &m->recurrent;
+    const struct span mine = layout_fill_recurrent_heads(m, l->flow, l->rank);
+    const int64_t value = (int64_t)(x->values / x->keys) * x->value_dim;
+    const int64_t sizes[] = {x->key_dim, x->key_dim, value}; /* channels of a key head */
+    const int64_t channels = x->keys * (2 * x->key_dim + value);
+    int64_t before = 0;
+    for (size_t i = 0; i < ARRAY_LEN(sizes); i++) {
+        const struct span of = moved(scaled(mine, sizes[i]), before);
+        add_elements(w, p->tensors[0], at, channels * x->taps, scaled(of, x->taps));
+        w->slices[w->slice_count - 1].stack = (int32_t)channels;
+        before += x->keys * sizes[i];
+    }
+}
+
 static void fill_recurrent_vector(const struct layout *l, const struct model_config *m,
                                   const struct param *p, struct which at, struct local_weight *w)
 {
     const struct recurrent_config *x = &m->recurrent;
-    const struct span mine = layout_fill_recurrent_heads(m, l->flow, l->rank);
-    const int64_t group = x->values / x->keys, taps = x->taps;
-    const int64_t sizes[] = {x->key_dim * taps, x->key_dim * taps, group * x->value_dim * taps};
-    int64_t before = 0, channels = x->keys * (sizes[0] + sizes[1] + sizes[2]);
-    if (p->role == ROLE_RECURRENT_NORM)
+    const struct span heads = layout_fill_recurrent_heads(m, l->flow, l->rank);
+    if (p->role == ROLE_CONV)
+        fill_conv(l, m, p, at, w);
+    else if (p->role == ROLE_RECURRENT_NORM)
         add_elements(w, p->tensors[0], at, x->value_dim, (struct span){0, x->value_dim});
-    else if (p->role != ROLE_CONV)
-        add_elements(w, p->tensors[0], at, x->values, scaled(mine, group));
     else
-        for (size_t i = 0; i < ARRAY_LEN(sizes); before += x->keys * sizes[i++])
-            add_elements(w, p->tensors[0], at, channels, moved(scaled(mine, sizes[i]), before));
+        add_elements(w, p->tensors[0], at, x->values, scaled(heads, x->values / x->keys));
 }
 
 /* Norms are whole on every rank: each form of a step scales with another part of them. A bias is

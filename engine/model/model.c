@@ -215,6 +215,13 @@ void model_close(struct model *m)
     free(m);
 }
 
+void *model_states(const struct model *m, size_t *bytes)
+{
+    const size_t each = (size_t)m->slots * model_state_size(&m->recurrent);
+    *bytes = (size_t)model_config_recurring(m->config) * each * sizeof *m->states;
+    return m->states;
+}
+
 struct parallel *model_parallel(struct model *m)
 {
     return m->parallel;

@@ -59,6 +59,8 @@ size_t model_scratch_bytes(const struct model_config *m, const struct flow *f, i
 enum status model_open(const struct model_parts *parts, struct model **out,
                        struct err *err) MUST_USE;
 void model_close(struct model *m);
+/* Memory of what layers that recur remember; *bytes 0: there is none. */
+void *model_states(const struct model *m, size_t *bytes);
 /* For the sampler; lives as long as the model. */
 struct parallel *model_parallel(struct model *m);
 

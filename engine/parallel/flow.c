@@ -537,10 +537,11 @@ static enum status check_gates(const struct flow *f, const struct plan *plan, st
     for (int32_t phase = 0; phase < PLAN_PHASES && (f->gated_heads > 0 || f->recurrent.keys > 0);
          phase++)
         if (f->phase[phase].linear[PLAN_QKV].after.count > 0 ||
-            f->phase[phase].linear[PLAN_QKV].summa || f->phase[phase].linear[PLAN_QKV].gathered)
+            f->phase[phase].linear[PLAN_QKV].summa || f->phase[phase].linear[PLAN_QKV].gathered ||
+            flow_homes(f) > 1)
             return base_fail(err, ERR_USAGE,
                              "%s: heads with gates, and layers that recur, have to stay where they "
-                             "are made; 1d and 1d_sp are layouts where they do",
+                             "are made, for all sequences; 1d and 1d_sp are layouts where they do",
                              plan_where(plan));
     return OK;
 }

@@ -385,9 +385,31 @@ def test_told():
     assert done.returncode == 0, done.stderr
     state = oracle.state_bytes(checkpoint.shape_of(checkpoint.GOLDEN / NEXT), 2, 0)
     assert state == 2 * 4 * (4 * 16 * 32 + 3 * 192)
-    assert "2 of 4 layers recur: rank 0 keeps" in done.stdout
+    assert "2 of 4 layers recur: a rank keeps up to 20.5 KiB of each" in done.stdout
     assert "no prefixes are cached" in done.stdout
     assert "recur" not in run("plan", checkpoint.GOLDEN / "qwen3_f32").stdout
+    done = run("plan", checkpoint.GOLDEN / NEXT, "-tp", 8)  # rank 0 has no heads
+    assert "a rank keeps up to 10.2 KiB of each" in done.stdout
+
+
+def test_sequences_at_once(tmp_path):
+    """As many as a sixteenth of the memory has room for, if nobody says how many."""
+    shape = family_config(tmp_path / "shape", "qwen3_next", linear_key_head_dim=256,
+                          linear_value_head_dim=256, linear_num_key_heads=32,
+                          linear_num_value_heads=64, num_hidden_layers=8)
+    options = (shape.parent, "--load-format", "dummy", "--max-model-len", 128, "--json")
+    state = oracle.state_bytes(checkpoint.shape_of(shape.parent), 1, 0)
+    done = run("plan", *options)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    fit = plan["available_bytes"] // 16 // state
+    assert plan["max_num_seqs"] in (min(64, max(1, fit + i)) for i in (-1, 0, 1))
+    assert ("--max-num-seqs N fixes it" in done.stderr) == (plan["max_num_seqs"] < 64)
+    for said in (1, 2):
+        done = run("plan", *options, "--max-num-seqs", said)
+        assert json.loads(done.stdout)["max_num_seqs"] == said and "fixes it" not in done.stderr
+    done = run("plan", *options, "--max-num-seqs", 1024, "--max-num-batched-tokens", 1024)
+    assert done.returncode == 0 or "--max-num-seqs the states of sequences" in done.stderr
 
 
 @pytest.mark.skipif(is_sanitized(), reason="a sanitizer has memory of its own")
@@ -431,6 +453,8 @@ def test_inspect():
     for name in ("in_proj_qkvz.weight", "in_proj_ba.weight", "conv1d.weight", "A_log", "dt_bias",
                  "norm.weight", "out_proj.weight"):
         assert f"{RECURS}{name}" in done.stdout
+    conv = next(line for line in done.stdout.split("\n") if f"{RECURS}conv1d.weight" in line)
+    assert conv.count("0: [") == conv.count("1: [") == 3  # q, k and v
 
 
 # ---- what is refused ----------------------------------------------------------------------------
@@ -477,6 +501,17 @@ def test_missing_tensor(tmp_path, name, tensor):
     checkpoint.drop_tensor(model / "model.safetensors", tensor)
     said = tensor.replace("language_model.", "").removesuffix("gate_up_proj")
     assert said.removesuffix("down_proj") in fails(3, "serve", model, "--port", 0)
+
+
+@pytest.mark.parametrize("shape", [[4, 1, 384], [384, 4], [192, 1, 8]], ids=str)
+def test_wrong_convolution(tmp_path, shape):
+    """As many elements in another shape."""
+    model = checkpoint.copy_model(NEXT, tmp_path / "model")
+    name = RECURS + "conv1d.weight"
+    checkpoint.edit_header(model / "model.safetensors",
+                           lambda header: header[name].update(shape=shape))
+    line = fails(3, "serve", model, "--port", 0)
+    assert name in line and "expected" in line and str(shape) in line
 
 
 def test_other_family_than_the_file(tmp_path):
