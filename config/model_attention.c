@@ -235,11 +235,6 @@ static void read_rope(struct reader *r, const struct family *f, struct model_con
         m->local_rope = m->rope;
 }
 
-static void set_layer(uint32_t *layers, int32_t layer)
-{
-    layers[layer / 32] |= 1u << layer % 32;
-}
-
 /* Which layers do not turn: those with a 0 in a list, or every so manieth. */
 static void read_no_rope(struct reader *r, const struct family *f, struct model_config *m)
 {
@@ -256,31 +251,11 @@ static void read_no_rope(struct reader *r, const struct family *f, struct model_
         if (list && (!jdoc_whole(jdoc_at(list, (size_t)i), &turns) || turns < 0 || turns > 1))
             reader_fail(r, key, "a list of 0 (a layer without rotation) and 1");
         else if (!turns)
-            set_layer(m->no_rope, i);
+            reader_set_layer(m->no_rope, i);
     }
 }
 
 /* ---- windows ---- */
-
-/* As layer_types says of each layer. */
-static void read_layer_types(struct reader *r, const struct jdoc *types, struct model_config *m)
-{
-    if (jdoc_type(types) != JDOC_ARRAY || jdoc_size(types) != (size_t)m->layers) {
-        reader_fail(r, "layer_types", "a list of as many as num_hidden_layers");
-        return;
-    }
-    for (int32_t i = 0; i < m->layers && r->st == OK; i++) {
-        const struct jdoc *v = jdoc_at(types, (size_t)i);
-        const char *type = jdoc_type(v) == JDOC_STRING ? jdoc_string(v) : "no string";
-        if (strcmp(type, "sliding_attention") == 0)
-            set_layer(m->slides, i);
-        else if (strcmp(type, "full_attention") != 0)
-            r->st = base_fail(r->err, ERR_MODEL,
-                              "%s: layer_types[%d] is %.40s, expected full_attention or "
-                              "sliding_attention",
-                              r->where, i, type);
-    }
-}
 
 /* As the family has it where nothing names the layers. */
 static void slide_by_rule(struct reader *r, const struct family *f, struct model_config *m)
@@ -293,7 +268,7 @@ static void slide_by_rule(struct reader *r, const struct family *f, struct model
     for (int32_t i = from; i < m->layers && r->st == OK; i++)
         if (f->no_rope_interval > 0 ? !model_config_turns(m, i)
                                     : period == 0 || (i + 1) % period != 0)
-            set_layer(m->slides, i);
+            reader_set_layer(m->slides, i);
 }
 
 /* Layers of Mistral, Mixtral and Phi-3 all slide, whatever layer_types says, which is read all the
@@ -302,7 +277,7 @@ static void read_window(struct reader *r, const struct family *f, struct model_c
 {
     const struct jdoc *types = jdoc_get_value(r->object, "layer_types");
     if (types)
-        read_layer_types(r, types, m);
+        reader_layers(r, types, m->layers, "sliding_attention", m->slides);
     if (!types || (!f->window_off && f->period == 0))
         slide_by_rule(r, f, m);
     const bool slides = model_config_sliding(m) > 0;

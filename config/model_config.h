@@ -116,7 +116,7 @@ struct recurrent_config {
     int32_t values;             /* linear_num_value_heads, a multiple of it, up to 1024 */
     int32_t key_dim, value_dim; /* linear_key_head_dim, linear_value_head_dim */
     int32_t taps;               /* linear_conv_kernel_dim */
-    bool by_head; /* the checkpoint has what is made of a row by key head, all of one together */
+    int32_t by_head; /* the checkpoint has what is made of a row by key head, all of one together */
 };
 
 /* What attention and MLP make is normed before it is added, and where, by names of the norms. With

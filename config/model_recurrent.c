@@ -9,31 +9,6 @@
 #define DIM_UNIT 16
 #define TAPS_MAX 8
 
-static void set_recurs(struct model_config *m, int32_t layer)
-{
-    m->recurs[layer / 32] |= 1u << layer % 32;
-}
-
-/* As layer_types says of each layer. */
-static void read_types(struct reader *r, const struct jdoc *types, struct model_config *m)
-{
-    if (jdoc_type(types) != JDOC_ARRAY || jdoc_size(types) != (size_t)m->layers) {
-        reader_fail(r, "layer_types", "a list of as many as num_hidden_layers");
-        return;
-    }
-    for (int32_t i = 0; i < m->layers && r->st == OK; i++) {
-        const struct jdoc *v = jdoc_at(types, (size_t)i);
-        const char *type = jdoc_type(v) == JDOC_STRING ? jdoc_string(v) : "no string";
-        if (strcmp(type, "linear_attention") == 0)
-            set_recurs(m, i);
-        else if (strcmp(type, "full_attention") != 0)
-            r->st = base_fail(r->err, ERR_MODEL,
-                              "%s: layer_types[%d] is %.40s, expected full_attention or "
-                              "linear_attention",
-                              r->where, i, type);
-    }
-}
-
 /* Every so manieth layer attends, where nothing names the layers. Keys and values are what says
  * how long a context is, so a model without any is none. */
 static void read_layers(struct reader *r, const struct family *f, struct model_config *m)
@@ -41,11 +16,11 @@ static void read_layers(struct reader *r, const struct family *f, struct model_c
     static const char key[] = "full_attention_interval";
     const struct jdoc *types = jdoc_get_value(r->object, "layer_types");
     if (types)
-        read_types(r, types, m);
+        reader_layers(r, types, m->layers, "linear_attention", m->recurs);
     const int32_t every = types ? 1 : reader_int(r, key, 1, 1 << 20, f->attends);
     for (int32_t i = 0; i < m->layers && r->st == OK; i++)
         if ((i + 1) % every != 0)
-            set_recurs(m, i);
+            reader_set_layer(m->recurs, i);
     if (r->st == OK && model_config_recurring(m) == m->layers)
         reader_fail(r, types ? "layer_types" : key,
                     types ? "a list with full_attention (a model in which no layer attends is not "

@@ -93,6 +93,25 @@ const struct jdoc *reader_enter(struct reader *r, const char *key)
     return v;
 }
 
+void reader_layers(struct reader *r, const struct jdoc *types, int32_t layers, const char *type,
+                   uint32_t *bits)
+{
+    if (jdoc_type(types) != JDOC_ARRAY || jdoc_size(types) != (size_t)layers) {
+        reader_fail(r, "layer_types", "a list of as many as num_hidden_layers");
+        return;
+    }
+    for (int32_t i = 0; i < layers && r->st == OK; i++) {
+        const struct jdoc *v = jdoc_at(types, (size_t)i);
+        const char *is = jdoc_type(v) == JDOC_STRING ? jdoc_string(v) : "no string";
+        if (strcmp(is, type) == 0)
+            reader_set_layer(bits, i);
+        else if (strcmp(is, "full_attention") != 0)
+            r->st = base_fail(r->err, ERR_MODEL,
+                              "%s: layer_types[%d] is %.40s, expected full_attention or %s",
+                              r->where, i, is, type);
+    }
+}
+
 void reader_expect(struct reader *r, const char *key, const char *value)
 {
     const char *text = reader_string(r, key);

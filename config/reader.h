@@ -23,6 +23,14 @@ const char *reader_string(struct reader *r, const char *key);
 /* Moves to the member of that name, which it returns; NULL, reported, when absent or not an object.
  */
 const struct jdoc *reader_enter(struct reader *r, const char *key);
+/* Sets the bits of layers that are of that type, by the list layer_types of all; the others have to
+ * be full_attention. */
+void reader_layers(struct reader *r, const struct jdoc *types, int32_t layers, const char *type,
+                   uint32_t *bits);
+static inline void reader_set_layer(uint32_t *bits, int32_t layer)
+{
+    bits[layer / 32] |= 1u << layer % 32;
+}
 /* Reported unless it is that string. */
 void reader_expect(struct reader *r, const char *key, const char *value);
 

@@ -54,18 +54,17 @@ static void take(double *most, double n)
 
 static void weigh(const struct flow *f, int32_t rank, int32_t rows, struct costs_here *out)
 {
-    static const enum plan_part parts[] = {PLAN_QKV, PLAN_ATTENTION_GATE, PLAN_LATENT,
-                                           PLAN_O,   PLAN_GATE_UP,        PLAN_DOWN};
     const double stream = (double)rows * (double)f->hidden.units;
     const double each =
         (double)f->latent.value * (f->latent.plain + f->latent.head); /* of a head */
     double macs = 0, held = flow_heads(f, rank) * each, whole = f->heads * each;
-    for (size_t i = 0; i < ARRAY_LEN(parts); i++) {
-        const struct flow_linear *l = &f->phase[PLAN_PREFILL].linear[parts[i]];
-        const struct weight_spec mine = flow_weight(f, parts[i], rank);
+    for (size_t i = 0; i < FLOW_OF_LAYER; i++) {
+        const enum plan_part part = flow_of_layer[i];
+        const struct flow_linear *l = &f->phase[PLAN_PREFILL].linear[part];
+        const struct weight_spec mine = flow_weight(f, part, rank);
         held += (double)mine.out * mine.in;
         whole += (double)(l->out.units * l->out.unit) * (double)(l->in.units * l->in.unit);
-        macs += (double)flow_work(f, PLAN_PREFILL, parts[i], rows, rank).macs;
+        macs += (double)flow_work(f, PLAN_PREFILL, part, rows, rank).macs;
     }
     take(&out->compute, macs / (whole * rows));
     take(&out->parameters, held / whole);

@@ -43,22 +43,11 @@ static size_t carve_all(struct model *m, const struct model_config *cfg, const s
 static void largest(const struct model_config *m, const struct flow *f, int32_t rank, int32_t *in,
                     int32_t *out)
 {
-    static const enum plan_part products[] = {PLAN_QKV,
-                                              PLAN_LATENT,
-                                              PLAN_O,
-                                              PLAN_GATE_UP,
-                                              PLAN_DOWN,
-                                              PLAN_HEAD,
-                                              PLAN_DENSE_GATE_UP,
-                                              PLAN_DENSE_DOWN,
-                                              PLAN_ATTENTION_GATE,
-                                              PLAN_RECURRENT,
-                                              PLAN_RECURRENT_GATES,
-                                              PLAN_RECURRENT_OUT};
     *in = 0;
     *out = m->vocab;
-    for (size_t i = 0; i < ARRAY_LEN(products); i++) {
-        const struct weight_spec w = flow_weight(f, products[i], rank);
+    for (size_t i = 0; i <= FLOW_LINEARS; i++) {
+        const struct weight_spec w =
+            flow_weight(f, i < FLOW_LINEARS ? flow_linears[i] : PLAN_HEAD, rank);
         *in = base_max32(*in, w.in);
         *out = base_max32(*out, w.out);
     }

@@ -7,6 +7,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+const enum plan_part flow_linears[FLOW_LINEARS] = {PLAN_QKV,
+                                                   PLAN_LATENT,
+                                                   PLAN_ATTENTION_GATE,
+                                                   PLAN_O,
+                                                   PLAN_GATE_UP,
+                                                   PLAN_DOWN,
+                                                   PLAN_DENSE_GATE_UP,
+                                                   PLAN_DENSE_DOWN,
+                                                   PLAN_RECURRENT,
+                                                   PLAN_RECURRENT_GATES,
+                                                   PLAN_RECURRENT_OUT};
+
+const enum plan_part flow_of_layer[FLOW_OF_LAYER] = {PLAN_QKV, PLAN_LATENT,  PLAN_ATTENTION_GATE,
+                                                     PLAN_O,   PLAN_GATE_UP, PLAN_DOWN};
+
 /* Rows for which routes are chosen: a route suits all steps of its form. */
 static const int32_t typical_rows[PLAN_PHASES] = {16, 1024};
 

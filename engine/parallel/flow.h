@@ -26,6 +26,11 @@
 
 enum { FLOW_ROWS_MAX = 1 << 20 }; /* a step is smaller */
 
+/* Linears inside layers, of any kind; and those of one layer, where a mixture has its experts and
+ * attention is what mixes rows. What ranks receive in a layer of another kind is as much. */
+enum { FLOW_LINEARS = 11, FLOW_OF_LAYER = 6 };
+extern const enum plan_part flow_linears[FLOW_LINEARS], flow_of_layer[FLOW_OF_LAYER];
+
 /* A linear, the table, or the head. */
 struct flow_linear {
     struct extent in, out; /* columns it takes and makes */

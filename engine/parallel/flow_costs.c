@@ -54,13 +54,10 @@ static uint64_t linear_bytes(const struct flow *f, enum plan_phase phase, enum p
 
 uint64_t flow_layer_bytes(const struct flow *f, enum plan_phase phase, int32_t rows, int32_t rank)
 {
-    return linear_bytes(f, phase, PLAN_QKV, rows, rank) +
-           linear_bytes(f, phase, PLAN_LATENT, rows, rank) +
-           linear_bytes(f, phase, PLAN_ATTENTION_GATE, rows, rank) +
-           linear_bytes(f, phase, PLAN_O, rows, rank) +
-           linear_bytes(f, phase, PLAN_GATE_UP, rows, rank) +
-           linear_bytes(f, phase, PLAN_DOWN, rows, rank) +
-           (uint64_t)f->norms * route_bytes(f, &f->phase[phase].sums, rows, one, rank) +
+    uint64_t n = 0;
+    for (size_t i = 0; i < FLOW_OF_LAYER; i++)
+        n += linear_bytes(f, phase, flow_of_layer[i], rows, rank);
+    return n + (uint64_t)f->norms * route_bytes(f, &f->phase[phase].sums, rows, one, rank) +
            route_bytes(f, &f->joint.sums, rows, f->joint.heads, rank);
 }
 
@@ -142,13 +139,12 @@ static int32_t route_meetings(const struct route *r)
 
 int32_t flow_meetings(const struct flow *f, enum plan_phase phase)
 {
-    static const enum plan_part parts[] = {PLAN_QKV, PLAN_LATENT,  PLAN_ATTENTION_GATE,
-                                           PLAN_O,   PLAN_GATE_UP, PLAN_DOWN};
     const struct flow_phase *p = &f->phase[phase];
     int32_t n = f->norms * route_meetings(&p->sums) + route_meetings(&f->joint.sums);
-    for (size_t i = 0; i < ARRAY_LEN(parts); i++) {
-        const struct flow_linear *l = &p->linear[parts[i]];
-        const int32_t q = f->mesh.axis[f->choice[parts[i]].weight.axis[SPREAD_COLS][0]].size;
+    for (size_t i = 0; i < FLOW_OF_LAYER; i++) {
+        const struct flow_linear *l = &p->linear[flow_of_layer[i]];
+        const int32_t q =
+            f->mesh.axis[f->choice[flow_of_layer[i]].weight.axis[SPREAD_COLS][0]].size;
         n += route_meetings(&l->before) + route_meetings(&l->after);
         n += l->summa && q > 1 ? 2 * q : 0; /* a broadcast of x and one of the weight a round */
         n += l->gathered;

@@ -4,25 +4,13 @@
 
 #include "engine/carve.h"
 
-static const enum plan_part linears[] = {PLAN_QKV,
-                                         PLAN_LATENT,
-                                         PLAN_O,
-                                         PLAN_GATE_UP,
-                                         PLAN_DOWN,
-                                         PLAN_DENSE_GATE_UP,
-                                         PLAN_DENSE_DOWN,
-                                         PLAN_ATTENTION_GATE,
-                                         PLAN_RECURRENT,
-                                         PLAN_RECURRENT_GATES,
-                                         PLAN_RECURRENT_OUT};
-
 bool parallel_moves_weights(const struct flow *f)
 {
     bool moves = false;
     for (int32_t i = 0; i < PLAN_PHASES; i++)
-        for (size_t k = 0; k < ARRAY_LEN(linears); k++)
-            moves = moves || f->phase[i].linear[linears[k]].summa ||
-                    f->phase[i].linear[linears[k]].gathered;
+        for (size_t k = 0; k < FLOW_LINEARS; k++)
+            moves = moves || f->phase[i].linear[flow_linears[k]].summa ||
+                    f->phase[i].linear[flow_linears[k]].gathered;
     return moves;
 }
 
@@ -99,8 +87,8 @@ struct redistribute_sizes parallel_move_sizes(const struct flow *f, int32_t rows
         measure(f, rows, embed->out, &embed->after, &s);
         measure(f, rows, one, &p->sums, &s);
         measure(f, rows, f->joint.heads, &f->joint.sums, &s);
-        for (size_t k = 0; k < ARRAY_LEN(linears); k++) {
-            const struct flow_linear *l = &p->linear[linears[k]];
+        for (size_t k = 0; k < FLOW_LINEARS; k++) {
+            const struct flow_linear *l = &p->linear[flow_linears[k]];
             measure(f, rows, l->in, &l->before, &s);
             measure(f, rows, l->out, &l->after, &s);
         }
@@ -115,16 +103,16 @@ struct moving_sizes parallel_moving_sizes(const struct flow *f, int32_t rows_max
 {
     struct moving_sizes s = {0};
     const int32_t rows = most_rows(f, PLAN_PREFILL, rows_max);
-    for (size_t k = 0; k < ARRAY_LEN(linears); k++) {
-        const struct flow_linear *l = &f->phase[PLAN_PREFILL].linear[linears[k]];
+    for (size_t k = 0; k < FLOW_LINEARS; k++) {
+        const struct flow_linear *l = &f->phase[PLAN_PREFILL].linear[flow_linears[k]];
         for (int32_t rank = 0; rank < mesh_ranks(&f->mesh); rank++) {
-            const struct weight_spec whole = flow_weight(f, linears[k], rank);
-            const struct weight_spec part = flow_stored(f, linears[k], rank);
+            const struct weight_spec whole = flow_weight(f, flow_linears[k], rank);
+            const struct weight_spec part = flow_stored(f, flow_linears[k], rank);
             if (l->summa && rows > 0) {
                 s.summa.weight_bytes =
                     base_max_size(s.summa.weight_bytes, f->ops->weight_bytes(&whole));
                 s.summa.rounds =
-                    f->mesh.axis[f->choice[linears[k]].weight.axis[SPREAD_COLS][0]].size;
+                    f->mesh.axis[f->choice[flow_linears[k]].weight.axis[SPREAD_COLS][0]].size;
                 s.summa.x = base_max_size(s.summa.x, part_size(f, rank, rows, l->in, &l->uses));
                 s.summa.y = base_max_size(s.summa.y, part_size(f, rank, rows, l->out, &l->product));
             }
@@ -157,8 +145,8 @@ size_t parallel_carve(struct parallel *p, const struct flow *f, int32_t rank, in
         const int32_t rows = most_rows(f, (enum plan_phase)i, rows_max);
         if (rows == 0)
             continue;
-        for (size_t k = 0; k < ARRAY_LEN(linears); k++) {
-            l = &phase->linear[linears[k]];
+        for (size_t k = 0; k < FLOW_LINEARS; k++) {
+            l = &phase->linear[flow_linears[k]];
             input = base_max_size(input, part_size(f, rank, rows, l->in, &l->before.from));
             product = base_max_size(product, part_size(f, rank, rows, l->out, &l->product));
         }

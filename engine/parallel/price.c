@@ -10,27 +10,16 @@
 double price_step(const struct price *p, const struct flow *f, enum plan_phase phase,
                   int32_t layers, int32_t rows, int32_t rank)
 {
-    static const enum plan_part parts[] = {PLAN_QKV,
-                                           PLAN_LATENT,
-                                           PLAN_O,
-                                           PLAN_GATE_UP,
-                                           PLAN_DOWN,
-                                           PLAN_HEAD,
-                                           PLAN_DENSE_GATE_UP,
-                                           PLAN_DENSE_DOWN,
-                                           PLAN_ATTENTION_GATE,
-                                           PLAN_RECURRENT,
-                                           PLAN_RECURRENT_GATES,
-                                           PLAN_RECURRENT_OUT};
     double seconds = layers * (p->meet * flow_meetings(f, phase) +
                                p->byte * (double)flow_layer_bytes(f, phase, rows, rank)) +
                      p->meet * flow_ends_meetings(f, phase) +
                      p->byte * (double)flow_ends_bytes(f, phase, rows, 1, rank);
-    for (size_t i = 0; i < ARRAY_LEN(parts); i++) {
-        const bool head = parts[i] == PLAN_HEAD;
-        const struct flow_work w = flow_work(f, phase, parts[i], head ? 1 : rows, rank);
-        const int32_t times = head ? 1 : flow_layers(f, parts[i], layers);
-        seconds += times * (p->weight * (double)w.bytes + p->mac * (double)w.macs);
+    const struct flow_work head = flow_work(f, phase, PLAN_HEAD, 1, rank);
+    seconds += p->weight * (double)head.bytes + p->mac * (double)head.macs;
+    for (size_t i = 0; i < FLOW_LINEARS; i++) {
+        const struct flow_work w = flow_work(f, phase, flow_linears[i], rows, rank);
+        seconds += flow_layers(f, flow_linears[i], layers) *
+                   (p->weight * (double)w.bytes + p->mac * (double)w.macs);
     }
     return seconds;
 }
