@@ -129,6 +129,7 @@ def test_plan(name, ranks):
     plan = json.loads(succeed("plan", model, "-tp", ranks, "--json", "--kv-cache-memory", "24M"))
     shape = checkpoint.shape_of(model)
     config = checkpoint.read_config(model)
+    config = {**config.get("text_config", {}), **config}
     dtype = config.get("torch_dtype") or config.get("dtype", "bfloat16")  # of gpt-oss if none
     size = checkpoint.DTYPE_BYTES[dtype]
     assert len(plan["per_rank"]) == ranks
