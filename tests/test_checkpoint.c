@@ -24,11 +24,11 @@ static struct checkpoint *must_open(const char *dir)
 /* ---- the corpus: the same five tensors in four forms ---- */
 
 static const struct checkpoint_tensor corpus_tensors[] = {
-    {"head.weight", DTYPE_BF16, 2, 37, 12, NULL},
-    {"model.layers.0.down.weight", DTYPE_F16, 2, 12, 29, NULL},
-    {"model.layers.0.norm.weight", DTYPE_BF16, 1, 1, 12, NULL},
-    {"model.layers.0.up.weight", DTYPE_F32, 2, 29, 12, NULL},
-    {"model.layers.0.rotary.inv_freq", DTYPE_I64, 1, 1, 3, NULL}};
+    {"head.weight", DTYPE_BF16, 2, 37, 12, NULL, NULL},
+    {"model.layers.0.down.weight", DTYPE_F16, 2, 12, 29, NULL, NULL},
+    {"model.layers.0.norm.weight", DTYPE_BF16, 1, 1, 12, NULL, NULL},
+    {"model.layers.0.up.weight", DTYPE_F32, 2, 29, 12, NULL, NULL},
+    {"model.layers.0.rotary.inv_freq", DTYPE_I64, 1, 1, 3, NULL, NULL}};
 
 static double element(const void *data, enum dtype t, size_t i)
 {

@@ -35,6 +35,7 @@ static void group_pieces(struct checkpoint *c)
             .name = p->name,
             .dtype = p->dtype,
             .ndim = p->ndim,
+            .column = p->column,
             .rows = p->shape[0],
             .cols = p->shape[1],
             .dims = p->dims,
@@ -561,12 +562,12 @@ uint64_t checkpoint_read_bytes(const struct checkpoint *c, const struct local_we
 static enum status check_shape(const struct checkpoint *c, const struct checkpoint_tensor *t,
                                const struct tensor_slice *s, struct err *err)
 {
-    if (t->ndim == 1 && s->stack > 0 && t->dims) {
+    if (t->column && s->stack > 0) {
         const int64_t want[] = {s->stack, 1, s->shape[1] / s->stack};
         char expected[80], found[80];
         write_dims(expected, ARRAY_LEN(want), want);
-        write_dims(found, ARRAY_LEN(want), t->dims);
-        if (memcmp(t->dims, want, sizeof want) != 0)
+        write_dims(found, ARRAY_LEN(want), t->column);
+        if (memcmp(t->column, want, sizeof want) != 0)
             return base_fail(err, ERR_MODEL, "%.200s: tensor %s: expected %s, found %s",
                              c->files.dir, s->tensor, expected, found);
     }

@@ -20,8 +20,9 @@ struct checkpoint_tensor {
     enum dtype dtype;
     int32_t ndim;
     int64_t rows, cols;
-    const int64_t *dims; /* [ndim] as the file has it, of a view that is a vector [3]; NULL of other
-                            views and in a sharded checkpoint */
+    const int64_t *dims; /* [ndim] as the file has it; NULL in a sharded checkpoint, and of views */
+    const int64_t *column; /* of a vector that the file has as rows of one column, [n, 1, m], these
+                              sizes; else NULL */
 };
 
 /* ERR_MODEL within milliseconds, naming file, tensor, expected, found. */

@@ -26,8 +26,9 @@ struct checkpoint_piece {
     enum dtype dtype;
     int32_t ndim;
     int64_t shape[2];    /* of the whole tensor */
-    const int64_t *dims; /* [ndim] the same as the file has it, of a view (checkpoint_views.h) that
-                            is a vector [3]; NULL of other views and in a sharded checkpoint */
+    const int64_t *dims; /* [ndim] the same as the file has it; NULL in a sharded checkpoint, and of
+                            views (checkpoint_views.h) */
+    const int64_t *column; /* of a view that is a vector the sizes in the file, [3]; else NULL */
     struct placement_box box;
     uint64_t offset; /* in the file */
     int32_t file, rank;
