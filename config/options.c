@@ -167,6 +167,12 @@ const struct options_row options_rows[] = {
     {"kv-cache-memory", NULL, RUN, BYTES, AT(kv_cache_memory), 0, 0x1p50, "0", NULL,
      "KV cache bytes per rank (K, M, G suffixes); 0: automatic, a sixteenth of the rank's share of "
      "free memory at most; on a GPU most of what the weights leave"},
+    {"state-cache-memory", NULL, RUN, BYTES, AT(state_cache_memory), 0, 0x1p50, "0", NULL,
+     "of models with layers that recur: bytes per rank for the states that the prefix cache keeps "
+     "of "
+     "them (K, M, G suffixes); 0: automatic, a sixteenth of the rank's share of free memory at "
+     "most; "
+     "on a GPU a quarter of what the weights leave"},
     {"served-model-name", NULL, COMMAND_SERVE, STRING, AT(served_model_name), 0, 0, NULL, NULL,
      "name in the API, or several with commas between; default: the directory's"},
     {"generation-config", NULL, COMMAND_SERVE, CHOICE, AT(generation_config), 0, 0, "auto",
@@ -280,6 +286,8 @@ const struct options_row options_rows[] = {
     {"plan-hash", NULL, COMMAND_RANK, STRING, AT(plan_hash), 0, 0, NULL, NULL, "internal"},
     {"weights-stamp", NULL, COMMAND_RANK, STRING, AT(weights_stamp), 0, 0, NULL, NULL, "internal"},
     {"kv-blocks", NULL, COMMAND_RANK, INT32, AT(kv_blocks), 0, 0x7fffffff, "0", NULL, "internal"},
+    {"kept-states", NULL, COMMAND_RANK, INT32, AT(kept_states), 0, 0x7fffffff, "0", NULL,
+     "internal"},
     {"kv-layers", NULL, COMMAND_RANK, INT32, AT(kv_layers), 0, 0x7fffffff, "0", NULL, "internal"},
     {"cpu-list", NULL, COMMAND_RANK, STRING, AT(cpu_list), 0, 0, NULL, NULL, "internal"},
     {"left-out", NULL, COMMAND_RANK, INT32, AT(left_out), 0, 0x7fffffff, "0", NULL, "internal"},
@@ -584,6 +592,10 @@ static enum status check_serve(const struct options *o, struct err *err)
     if (o->shared_prefix_cache && !o->prefix_caching)
         return base_fail(err, ERR_USAGE,
                          "--shared-prefix-cache needs the prefix cache that "
+                         "--no-enable-prefix-caching takes away: leave out either");
+    if (o->state_cache_memory > 0 && !o->prefix_caching)
+        return base_fail(err, ERR_USAGE,
+                         "--state-cache-memory is of the prefix cache that "
                          "--no-enable-prefix-caching takes away: leave out either");
     return OK;
 }

@@ -20,6 +20,10 @@ static const struct {
      "keys come in a file, which others cannot read: give --api-key-file FILE, of mode 600"},
     {"gpu-memory-utilization|num-gpu-blocks-override|kv-cache-memory-bytes", "kv-cache-memory",
      "--kv-cache-memory says how many bytes a rank keeps for keys and values"},
+    {"mamba-cache-mode|mamba-block-size|max-mamba-cache-size|mamba-full-memory-ratio|"
+     "ctx-checkpoints|swa-checkpoints",
+     "state-cache-memory",
+     "--state-cache-memory says how many bytes a rank keeps for states of layers that recur"},
     {"enable-log-requests|disable-log-requests|disable-log-stats|disable-uvicorn-access-log|"
      "max-log-len",
      NULL, LEAVE "a request is logged in one line without its prompt"},

@@ -67,6 +67,7 @@ static void add(struct bench *b, int32_t home, int32_t i, int32_t n, int32_t pos
     s->open[s->opens++] = (struct step_open){.slot = slot,
                                              .history = end,
                                              .home = home,
+                                             .state = -1,
                                              .tokens = b->zeros,
                                              .params = {.top_p = 1},
                                              .rules = {.repetition = 1, .prompt = end}};
@@ -75,6 +76,7 @@ static void add(struct bench *b, int32_t home, int32_t i, int32_t n, int32_t pos
         s->position[s->rows] = position++;
         s->slot[s->rows] = slot;
         s->token[s->rows] = 0;
+        s->keep[s->rows] = -1;
         if (s->samples == s->limits.samples)
             continue;
         s->sample[s->samples] = s->rows;

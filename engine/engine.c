@@ -222,6 +222,7 @@ static void show_stats(struct engine *e)
     m->prefix_queries = stats.prefix_queries;
     m->prefix_hits = stats.prefix_hits;
     m->preemptions = stats.preemptions;
+    m->states_kept = stats.states_kept;
     m->drafts = stats.drafts;
     m->guesses = stats.guesses;
     memcpy(m->accepted, stats.accepted, sizeof m->accepted);
@@ -531,6 +532,7 @@ enum status engine_open(const struct engine_config *config, struct engine **out,
     pthread_cond_init(&e->parks, NULL);
     e->metrics.ranks = config->ranks;
     e->metrics.block_tokens = BACKEND_BLOCK_TOKENS;
+    e->metrics.states = config->sched.limits.states;
     e->metrics.kv_blocks = (int64_t)config->sched.limits.homes * config->sched.limits.blocks;
     e->metrics.kv_dtype = config->kv_dtype;
     e->metrics.speculation = config->sched.speculation.tokens;

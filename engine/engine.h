@@ -134,6 +134,7 @@ struct engine_metrics {
     int32_t block_tokens;
     enum dtype kv_dtype;
     uint64_t prompt_tokens, generation_tokens;
+    int32_t states, states_kept;               /* places of states (states.h), and those with one */
     uint64_t prefix_queries, prefix_hits;      /* prompt tokens looked up in the cache, and found */
     uint64_t restarts;                         /* groups that took the place of a lost one */
     uint64_t preemptions;                      /* times a request gave its blocks to others */

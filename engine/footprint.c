@@ -100,6 +100,12 @@ static enum status find_memory(struct footprint *f, const struct options *o,
     return OK;
 }
 
+/* Of all slots, and those that are kept. */
+static size_t states_of(const struct footprint *f)
+{
+    return (size_t)f->limits.slots + (size_t)f->limits.states;
+}
+
 /* Automatic size of a rank's KV cache: modest in the host's memory, which others use too; on a
  * device most of what the weights leave. */
 static size_t kv_automatic(const struct footprint *f)
@@ -107,7 +113,7 @@ static size_t kv_automatic(const struct footprint *f)
     const size_t each = f->available / (size_t)f->ranks;
     size_t most = 0;
     for (int32_t r = 0; r < f->ranks; r++)
-        most = base_max_size(most, f->rank[r].weights + f->rank[r].state * (size_t)f->limits.slots);
+        most = base_max_size(most, f->rank[r].weights + f->rank[r].state * states_of(f));
     if (!f->on_device)
         return each / 16;
     return each > most ? (each - most) / 8 * 7 : 0;
@@ -121,8 +127,9 @@ size_t footprint_state(const struct footprint *f)
     return most;
 }
 
-/* For what layers that recur remember of all sequences, where nobody says how many they are: a
- * sixteenth of a rank's memory, or a quarter of what weights leave of a device's. */
+/* For what layers that recur remember of all sequences, where nobody says how many they are, and
+ * once more for what is kept: a sixteenth of a rank's memory, or a quarter of what weights leave of
+ * a device's. */
 static size_t state_room(const struct footprint *f)
 {
     const size_t each = f->available / (size_t)f->ranks;
@@ -143,6 +150,26 @@ static int32_t count_slots(const struct footprint *f, const struct options *o)
     if (o->said.max_num_seqs || state * (size_t)slots <= room)
         return slots;
     return room < state ? 1 : (int32_t)(room / state);
+}
+
+/* More than a few of each sequence would be of texts that nobody goes on with. */
+#define STATES_EACH 4
+
+/* States that are kept beside those of slots, for the prefix cache. */
+static enum status count_states(struct footprint *f, const struct options *o, struct err *err)
+{
+    const size_t state = footprint_state(f), said = (size_t)o->state_cache_memory;
+    const int64_t most = said > 0 ? 1 << 20 : (int64_t)STATES_EACH * f->limits.slots;
+    if (state == 0 || !o->prefix_caching)
+        return OK;
+    f->limits.states =
+        (int32_t)base_min64((int64_t)((said > 0 ? said : state_room(f)) / state), most);
+    if (said > 0 && f->limits.states == 0)
+        return base_fail(err, ERR_LIMIT,
+                         "--state-cache-memory %zu: a state is %zu bytes on a rank; raise it, or "
+                         "take the prefix cache away (--no-enable-prefix-caching)",
+                         said, state);
+    return OK;
 }
 
 /* Bytes of a block on the rank that holds most KV heads. */
@@ -235,7 +262,7 @@ static void find_rest(struct footprint *f, const struct options *o, const struct
     const int32_t rows = f->limits.rows, samples = f->limits.samples;
     const struct kv_spec kv = footprint_kv(f, m, flow, r);
     f->rank[r].kv = flow->ops->kv_bytes(&kv);
-    const struct model_sizes sizes = {rows, samples, f->limits.slots};
+    const struct model_sizes sizes = {rows, samples, (int32_t)states_of(f)};
     f->rank[r].activations = model_activation_bytes(m, flow, r, &sizes) +
                              sampler_local_bytes(elects(o, m), samples, m->vocab) +
                              rank_state_bytes(&f->limits, f->on_device);
@@ -264,6 +291,8 @@ enum status footprint_plan(const struct options *o, const struct model_config *m
         goto out;
     f.limits.rows = o->max_num_batched_tokens;
     f.limits.slots = count_slots(&f, o);
+    f.limits.recurs = model_config_recurring(m) > 0;
+    TRY(count_states(&f, o, err));
     f.limits.samples = footprint_samples(o, f.limits.slots);
     f.limits.vocab = m->vocab;
     f.limits.columns = m->pooling ? m->hidden : 0;
@@ -276,14 +305,15 @@ enum status footprint_plan(const struct options *o, const struct model_config *m
         find_rest(&f, o, m, flow, r);
     if (st == OK && f.total > f.available) {
         char need[32], have[32];
-        st = base_fail(err, ERR_LIMIT,
-                       "does not fit: %d rank%s %s (%zu bytes), %s (%zu bytes) of memory are free; "
-                       "--kv-cache-memory makes the cache smaller%s%s",
-                       f.ranks, f.ranks == 1 ? " needs" : "s need",
-                       base_human_bytes(need, sizeof need, f.total), f.total,
-                       base_human_bytes(have, sizeof have, f.available), f.available,
-                       m->quant.kind == QUANT_NONE ? ", --quantization the weights" : "",
-                       footprint_state(&f) > 0 ? ", --max-num-seqs the states of sequences" : "");
+        st = base_fail(
+            err, ERR_LIMIT,
+            "does not fit: %d rank%s %s (%zu bytes), %s (%zu bytes) of memory are free; "
+            "--kv-cache-memory makes the cache smaller%s%s",
+            f.ranks, f.ranks == 1 ? " needs" : "s need",
+            base_human_bytes(need, sizeof need, f.total), f.total,
+            base_human_bytes(have, sizeof have, f.available), f.available,
+            m->quant.kind == QUANT_NONE ? ", --quantization the weights" : "",
+            footprint_state(&f) > 0 ? ", --max-num-seqs and --state-cache-memory the states" : "");
     }
 out:
     *out = f;

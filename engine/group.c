@@ -197,6 +197,7 @@ static void build_arguments(const struct options *o, const struct footprint *f, 
         add(a, "--speculative-config=%s", o->speculative_config);
     add(a, "--max-num-batched-tokens=%d", f->limits.rows);
     add(a, "--kv-blocks=%d", f->limits.blocks);
+    add(a, "--kept-states=%d", f->limits.states);
     add(a, "--kv-layers=%d", f->limits.groups.slide > 0 ? f->limits.groups.layers : 0);
     add(a, "--comm-bytes=%zu", f->comm_bytes);
     if (f->on_device)

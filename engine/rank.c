@@ -145,7 +145,7 @@ static enum status open_model(struct rank *r, const struct options *o, const str
         .groups = f->limits.groups,
         .rows_max = f->limits.rows,
         .samples_max = f->limits.samples,
-        .slots = f->limits.slots,
+        .states = f->limits.slots + f->limits.states,
         .context = f->limits.history_max,
         .progress = &r->board->progress,
     };
@@ -301,11 +301,15 @@ enum status rank_launch(struct rank *r, const struct step *s, struct cview *logi
         .table_rows = state->limits.slots,
         .home_cut = rank_state_cut(state),
         .ids = a->ids,
+        .keep = a->keep,
         .samples = s->samples + padding,
         .sample = a->sample,
         .sample_host = state->host.sample,
     };
     b->ops->resolve(b, a->ids, a->token, &in.rows, &slots);
+    for (int32_t i = 0; i < s->opens; i++)
+        if (s->open[i].state >= 0)
+            model_recall(r->model, s->open[i].slot, state->limits.slots + s->open[i].state);
     TRY(replay_forward(r->replay, &in, &own, err));
     own.rows = s->samples; /* nobody draws from padding */
     if (s->samples > 0)

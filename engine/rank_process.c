@@ -134,6 +134,8 @@ static void footprint_of(const struct options *o, const struct model_config *m,
     f->limits.homes = flow_homes(l->flow);
     f->limits.home_rows = flow_home_rows(l->flow, f->limits.rows);
     f->limits.blocks = o->kv_blocks;
+    f->limits.recurs = model_config_recurring(m) > 0;
+    f->limits.states = o->kept_states;
     f->limits.groups = kv_groups_of(m, o->kv_layers);
     f->limits.history_max = o->max_model_len;
     f->limits.table_cols = kv_blocks_for(o->max_model_len);

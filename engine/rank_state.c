@@ -32,12 +32,14 @@ static size_t carve_all(struct rank_arrays *a, const struct step_limits *l, char
 }
 
 /* The arrays of a step of so many rows and samples, from `base` on; returns their bytes. */
-static size_t carve_step(struct rank_arrays *a, int32_t rows, int32_t samples, char *base)
+static size_t carve_step(struct rank_arrays *a, const struct step_limits *l, int32_t rows,
+                         int32_t samples, char *base)
 {
     struct carver c = {base, 0};
     a->slot = carve(&c, rows, 1, sizeof *a->slot);
     a->position = carve(&c, rows, 1, sizeof *a->position);
     a->token = carve(&c, rows, 1, sizeof *a->token);
+    a->keep = l->states > 0 ? carve(&c, rows, 1, sizeof *a->keep) : NULL;
     a->sample = carve(&c, samples, 1, sizeof *a->sample);
     a->target = carve(&c, samples, 1, sizeof *a->target);
     a->top = carve(&c, samples, 1, sizeof *a->top);
@@ -51,7 +53,7 @@ static size_t carve_step(struct rank_arrays *a, int32_t rows, int32_t samples, c
 static size_t bytes_of(const struct step_limits *l)
 {
     struct rank_arrays sizes;
-    return carve_all(&sizes, l, NULL) + carve_step(&sizes, l->rows, l->samples, NULL);
+    return carve_all(&sizes, l, NULL) + carve_step(&sizes, l, l->rows, l->samples, NULL);
 }
 
 size_t rank_state_bytes(const struct step_limits *limits, bool elsewhere)
@@ -173,6 +175,8 @@ static void pad(const struct rank_arrays *h, const struct step *step, int32_t pa
         h->slot[row] = -1;
         h->position[row] = 0;
         h->token[row] = -1;
+        if (h->keep)
+            h->keep[row] = -1;
         h->sample[sample] = row;
         h->mask[sample] = -1;
     }
@@ -217,12 +221,14 @@ enum status rank_state_change(struct rank_state *s, const struct step *step, int
         open_slot(s, &step->open[i]);
     TRY(cut_rows(s, step, err));
     append_blocks(s, step);
-    const size_t bytes = carve_step(&s->host, rows, samples, s->host_memory + s->step);
-    carve_step(&s->device, rows, samples, s->device_memory + s->step);
+    const size_t bytes = carve_step(&s->host, &s->limits, rows, samples, s->host_memory + s->step);
+    carve_step(&s->device, &s->limits, rows, samples, s->device_memory + s->step);
     pad(h, step, padding);
     copy(h->slot, step->slot, step->rows);
     copy(h->position, step->position, step->rows);
     copy(h->token, step->token, step->rows);
+    for (int32_t i = 0; h->keep && i < step->rows; i++) /* they are behind those of slots */
+        h->keep[i] = step->keep[i] < 0 ? -1 : s->limits.slots + step->keep[i];
     copy(h->sample, step->sample, step->samples);
     copy(h->target, step->target, step->samples);
     copy(h->top, step->top, step->samples);

@@ -24,6 +24,7 @@ struct rank_arrays {
     float *vector;              /* [samples, columns]; used on the host only */
     /* inputs of a step, packed for one upload: their addresses depend on its T and R */
     int32_t *slot, *position, *token;   /* [T] */
+    int32_t *keep;                      /* [T], as in struct recurrent_state; NULL without states */
     int32_t *sample, *target;           /* [R] */
     int32_t *top, *mask;                /* [R] */
     int32_t *sample_slot, *sample_next; /* [R] slot, and position of the token to come */

@@ -76,6 +76,8 @@ enum status sched_open(const struct sched_config *c, struct sched **out, struct 
         goto out;
     }
     TRY(open_homes(s, err));
+    if (c->prefix_caching && c->limits.recurs)
+        TRY(states_open(c->limits.states, s->homes[0].kv, c->limits.blocks, &s->states, err));
     TRY(queue_open(sched_requests_max(c), &s->queue, err));
     *out = s;
     s = NULL;
@@ -94,6 +96,7 @@ void sched_close(struct sched *s)
         s->oldest = newer;
     }
     free_flights(s);
+    states_close(s->states);
     free_homes(s);
     free(s->slots);
     free(s->order);
@@ -167,7 +170,7 @@ static void settle(struct sched *s, struct sequence *q)
     struct sched_home *home = &s->homes[q->home];
     home->leaving -= q->leaving;
     q->leaving = false;
-    sequence_release(q, home->kv);
+    sequence_release(q, home->kv, s->states);
     if (!q->ended) {
         if (!q->queued)
             queue_return(s->queue, q);
@@ -238,7 +241,7 @@ void sched_give_way(struct sched *s, struct sequence *q)
 void sched_publish(struct sched *s, struct sequence *q)
 {
     if (s->config.prefix_caching)
-        sequence_publish(q, s->homes[q->home].kv, s->steps);
+        sequence_publish(q, s->homes[q->home].kv, s->states, s->steps);
 }
 
 static enum finish_reason finish_of(const struct sched *s, struct sequence *q, int32_t token)
@@ -433,6 +436,7 @@ struct sched_stats sched_stats(const struct sched *s)
     struct sched_stats stats = s->stats;
     for (int32_t i = 0; i < s->config.limits.homes; i++)
         stats.blocks_used += kv_used(s->homes[i].kv);
+    stats.states_kept = s->states ? states_kept(s->states) : 0;
     return stats;
 }
 
@@ -441,4 +445,9 @@ const struct kv_pool *sched_kv(const struct sched *s, int32_t home)
     CHECK(home >= 0);
     CHECK(home < s->config.limits.homes);
     return s->homes[home].kv;
+}
+
+const struct states *sched_states(const struct sched *s)
+{
+    return s->states;
 }

@@ -91,8 +91,11 @@ struct sched_stats {
     uint64_t drafts, guesses;                  /* decodes that had guesses behind them, and those */
     uint64_t accepted[SPECULATION_TOKENS_MAX]; /* guesses that were right, by their place */
     int64_t blocks_used;                       /* of all homes */
+    int32_t states_kept;                       /* as states_kept() */
 };
 struct sched_stats sched_stats(const struct sched *s);
-const struct kv_pool *sched_kv(const struct sched *s, int32_t home); /* for tests */
+/* For tests; states: NULL where no layer recurs or nothing is cached. */
+const struct kv_pool *sched_kv(const struct sched *s, int32_t home);
+const struct states *sched_states(const struct sched *s);
 
 #endif

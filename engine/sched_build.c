@@ -79,6 +79,12 @@ static void add_sample(struct sched *s, struct sequence *q, int32_t target, int3
     s->step->samples++;
 }
 
+static int32_t keep_row(struct sched *s, struct sequence *q, int32_t position)
+{
+    const bool draws = position + 1 >= q->length + q->pending && q->params.max_tokens > 0;
+    return sequence_keep_row(q, s->states, position, draws, s->steps);
+}
+
 static void add_row(struct sched *s, struct sequence *q)
 {
     struct sched_home *home = home_of(s, q);
@@ -90,6 +96,7 @@ static void add_row(struct sched *s, struct sequence *q)
         .position = position,
         /* what is drawn in flight only the rank knows */
         .token = position < q->length + q->checking ? q->tokens[position] : STEP_TOKEN_FROM_SLOT,
+        .keep = s->states ? keep_row(s, q, position) : -1,
     };
     home->keys += position;
     s->most_rows = base_max32(s->most_rows, home->row_count);
@@ -230,6 +237,7 @@ static void open_slot(struct sched *s, struct sequence *q, int32_t slot)
         .slot = slot,
         .history = q->length,
         .home = q->home,
+        .state = q->recall,
         .tokens = q->tokens,
         .params = request_draw(&q->params),
         .rules = *q->rules,
@@ -265,9 +273,10 @@ static bool admit(struct sched *s, struct sequence *q)
         return false;
     }
     q->home = home;
-    const bool ready = !may_share(s, q) || sequence_share(q, s->homes[home].kv, s->steps);
+    const bool ready =
+        !may_share(s, q) || sequence_share(q, s->homes[home].kv, s->states, s->steps);
     if (!ready || blocks_left(s, q, home) < 0) {
-        sequence_release(q, s->homes[home].kv);
+        sequence_release(q, s->homes[home].kv, s->states);
         s->admitting = !ready; /* who waits for its prefix keeps nobody out */
         return false;
     }
@@ -397,6 +406,7 @@ static void write_rows(struct sched *s)
             step->slot[n] = row->seq->slot;
             step->position[n] = row->position;
             step->token[n] = row->token;
+            step->keep[n] = row->keep;
             if (!row->sampled)
                 continue;
             samples[sample] = row->seq;

@@ -17,6 +17,7 @@ struct sched_flight {
 struct sched_row {
     struct sequence *seq;
     int32_t position, token;
+    int32_t keep; /* place of the state after it; -1: none */
     bool sampled;
     int32_t target, top; /* of its sample */
 };
@@ -35,6 +36,7 @@ struct sched_home {
 struct sched {
     struct sched_config config;
     struct sched_home *homes; /* [limits.homes] */
+    struct states *states; /* of the one home; NULL: no layer recurs, or nothing is to be found */
     struct queue *queue;
     struct sequence *oldest, *newest; /* all there are */
     struct sequence **slots;          /* [limits.slots], NULL = free */

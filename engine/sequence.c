@@ -85,6 +85,7 @@ enum status sequence_open(const struct sched_config *c, const struct request_par
     q->scored = q->told = 1; /* nothing comes before the first */
     q->guided = params->is_reasoning && params->reasoning_end >= 0 ? -1 : prompt_len;
     q->slot = -1;
+    sequence_keep_init(q);
     *out = q;
     q = NULL;
 out:
@@ -323,13 +324,15 @@ static struct kv_key key_beside(const struct sequence *q, int32_t group, uint64_
     return (struct kv_key){.salt = q->params.cache_salt, .before = name, .tokens = {-group}};
 }
 
-void sequence_publish(struct sequence *q, struct kv_pool *kv, uint64_t step)
+void sequence_publish(struct sequence *q, struct kv_pool *kv, struct states *states, uint64_t step)
 {
     const int32_t known = q->computed < q->length ? q->computed : q->length;
     for (; q->published < known / BACKEND_BLOCK_TOKENS; q->published++) {
         const struct kv_key key = key_of(q, q->published, q->chain);
         CHECK(q->published >= q->gone);
         q->chain = kv_publish(kv, *block_at(q, 0, q->published), &key, step);
+        if (states && sequence_keep_waits(q, q->published))
+            sequence_keep_publish(q, states, q->published, kv_find(kv, &key), step);
         for (int32_t g = 1; g < kv_groups_count(&q->groups); g++) {
             const struct kv_key beside = key_beside(q, g, q->chain);
             (void)kv_publish(kv, *block_at(q, g, q->published), &beside, step);
@@ -410,12 +413,17 @@ int32_t sequence_find(struct sequence *q, const struct kv_pool *kv, int32_t *own
     return found;
 }
 
-bool sequence_share(struct sequence *q, struct kv_pool *kv, uint64_t step)
+bool sequence_share(struct sequence *q, struct kv_pool *kv, struct states *states, uint64_t step)
 {
     struct lookup l = {.kv = kv, .step = step};
-    const int32_t count = look_ahead(&l, q);
-    if (l.young && q->deferrals++ < kv_blocks_for(q->length))
+    const int32_t found = look_ahead(&l, q);
+    const int32_t count = states ? sequence_keep_find(q, states, found, step, &l.young) : found;
+    if (l.young && q->deferrals++ < kv_blocks_for(q->length)) {
+        q->recall = -1;
         return false;
+    }
+    if (states)
+        sequence_keep_plan(q, states, found, count, step);
     begin_with(q, count);
     q->chain = count > 0 ? kv_name(kv, *block_at(q, 0, count - 1)) : 0;
     for (int32_t i = 0; i < count; i++)
@@ -426,8 +434,11 @@ bool sequence_share(struct sequence *q, struct kv_pool *kv, uint64_t step)
 }
 
 /* From the end, which counts as used longer ago. */
-void sequence_release(struct sequence *q, struct kv_pool *kv)
+void sequence_release(struct sequence *q, struct kv_pool *kv, struct states *states)
 {
+    if (states)
+        sequence_keep_release(q, states);
+
     for (int32_t i = q->block_count - 1; i >= 0; i--)
         for (int32_t g = kv_groups_count(&q->groups) - 1; g >= 0; g--)
             if (sequence_block(q, g, i) >= 0)

@@ -9,6 +9,7 @@
 #include "engine/kv.h"
 #include "engine/kv_groups.h"
 #include "engine/ngram.h"
+#include "engine/sequence_keep.h"
 
 struct sched_config;
 
@@ -32,12 +33,14 @@ struct sequence {
     int32_t slot;         /* -1: none */
     int32_t home;         /* whose blocks it has; chosen anew with each slot */
     struct kv_groups groups;
-    int32_t *blocks;          /* [groups, block_cols] */
-    int32_t block_cols;       /* for all its tokens */
-    int32_t block_count;      /* that it has in each group; */
-    int32_t gone;             /* but of those that slide none of the first */
-    int32_t published;        /* its first blocks that others can find in the prefix cache, */
-    uint64_t chain;           /* and the name of the last of these (kv.h) */
+    int32_t *blocks;     /* [groups, block_cols] */
+    int32_t block_cols;  /* for all its tokens */
+    int32_t block_count; /* that it has in each group; */
+    int32_t gone;        /* but of those that slide none of the first */
+    int32_t published;   /* its first blocks that others can find in the prefix cache, */
+    uint64_t chain;      /* and the name of the last of these (kv.h) */
+    struct sequence_keep keep[KEEP_COUNT];
+    int32_t recall;           /* place of the state that it begins with; -1: it begins with none */
     uint64_t arrival, step;   /* number in order of arrival; of the last step with rows of it */
     int64_t admitted_ns;      /* the scheduler's time then; 0: not yet */
     int32_t flights;          /* steps in flight that name it */
@@ -73,7 +76,8 @@ bool sequence_mask(struct sequence *q, int32_t guesses, uint32_t *mask, int32_t 
 bool sequence_is_stuck(struct sequence *q);
 /* How many of the guesses behind its tokens its guide lets follow. */
 int32_t sequence_allowed(const struct sequence *q, int32_t guesses);
-/* ---- its blocks; in each group they are numbered by what positions they have ---- */
+/* ---- its blocks; in each group they are numbered by what positions they have. states: of models
+ * with layers that recur, else NULL ---- */
 
 /* -1: it has none there. */
 int32_t sequence_block(const struct sequence *q, int32_t group, int32_t index);
@@ -87,17 +91,17 @@ bool sequence_grow(struct sequence *q, struct kv_pool *kv);
 void sequence_slide(struct sequence *q, struct kv_pool *kv);
 /* Makes the blocks findable that are full of known tokens, as computed by step number `step`. They
  * can be shared from the next step on, answered or not: the ranks run steps in order. */
-void sequence_publish(struct sequence *q, struct kv_pool *kv, uint64_t step);
+void sequence_publish(struct sequence *q, struct kv_pool *kv, struct states *states, uint64_t step);
 /* How many findable blocks, of all groups, sequence_share would share; *owned: those of them that
  * others own now. q has none. */
 int32_t sequence_find(struct sequence *q, const struct kv_pool *kv, int32_t *owned);
 /* Shares the findable blocks q, which has none, can begin with: of groups that slide those that its
- * next row sees. The last token at least is left to compute, for its logits, and a partly equal
- * block is left too. False: more could be shared that step `step` itself computes, for another, and
- * q had better wait for the step after. Each wait is for a block more, and no more are granted than
- * q has blocks, so it ends. */
-bool sequence_share(struct sequence *q, struct kv_pool *kv, uint64_t step);
-/* Gives all blocks back. */
-void sequence_release(struct sequence *q, struct kv_pool *kv);
+ * next row sees, with states those before the last one. The last token at least is left to compute,
+ * for its logits, and a partly equal block is left too. False: more could be shared that step
+ * `step` itself computes, for another, and q had better wait for the step after. Each wait is for a
+ * block more, and no more are granted than q has blocks, so it ends. */
+bool sequence_share(struct sequence *q, struct kv_pool *kv, struct states *states, uint64_t step);
+/* Gives all blocks and places back. */
+void sequence_release(struct sequence *q, struct kv_pool *kv, struct states *states);
 
 #endif

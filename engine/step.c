@@ -10,7 +10,7 @@
 
 /* An open record without its arrays. */
 struct open_wire {
-    int32_t slot, history, home, choice, top_k;
+    int32_t slot, history, home, state, choice, top_k;
     float temperature, top_p, min_p;
     int32_t prompt, min_tokens;
     float repetition, frequency, presence;
@@ -53,6 +53,7 @@ enum status step_open_new(const struct step_limits *limits, struct step **out, s
     s->slot = array(rows, sizeof *s->slot);
     s->position = array(rows, sizeof *s->position);
     s->token = array(rows, sizeof *s->token);
+    s->keep = array(rows, sizeof *s->keep);
     s->sample = array(samples, sizeof *s->sample);
     s->target = array(samples, sizeof *s->target);
     s->top = array(samples, sizeof *s->top);
@@ -61,8 +62,8 @@ enum status step_open_new(const struct step_limits *limits, struct step **out, s
     s->open = array(slots, sizeof *s->open);
     s->append = array((size_t)s->append_max, sizeof *s->append);
     s->close = array(2 * slots, sizeof *s->close);
-    if (!s->slot || !s->position || !s->token || !s->sample || !s->target || !s->top || !s->mask ||
-        !s->masks || !s->open || !s->append || !s->close) {
+    if (!s->slot || !s->position || !s->token || !s->keep || !s->sample || !s->target || !s->top ||
+        !s->mask || !s->masks || !s->open || !s->append || !s->close) {
         step_free(s);
         return base_fail(err, ERR_NOMEM, "step: no memory for %d rows", limits->rows);
     }
@@ -77,6 +78,7 @@ void step_free(struct step *s)
     free(s->slot);
     free(s->position);
     free(s->token);
+    free(s->keep);
     free(s->sample);
     free(s->target);
     free(s->top);
@@ -98,7 +100,8 @@ size_t step_bytes_max(const struct step_limits *l)
 {
     size_t slots = (size_t)l->slots, rows = (size_t)l->rows, samples = (size_t)l->samples;
     size_t words = slots * (OPEN_WORDS + LIST_WORDS + (size_t)l->history_max) +
-                   4 * (size_t)appends_max(l) + 2 * slots + 3 * rows + 4 * samples;
+                   4 * (size_t)appends_max(l) + 2 * slots + (l->states > 0 ? 4 : 3) * rows +
+                   4 * samples;
     return sizeof(struct step_header) + 4 * words + samples * mask_bytes(l);
 }
 
@@ -124,6 +127,7 @@ static char *put_open(char *at, const struct step_open *o)
         .slot = o->slot,
         .history = o->history,
         .home = o->home,
+        .state = o->state,
         .choice = p->choice,
         .top_k = p->top_k,
         .temperature = p->temperature,
@@ -159,6 +163,7 @@ size_t step_encode(const struct step *s, void *dst)
     at = put(at, s->slot, rows);
     at = put(at, s->position, rows);
     at = put(at, s->token, rows);
+    at = put(at, s->keep, s->limits.states > 0 ? rows : 0);
     at = put(at, s->sample, (size_t)s->samples * 4);
     at = put(at, s->target, (size_t)s->samples * 4);
     at = put(at, s->top, (size_t)s->samples * 4);
@@ -233,7 +238,7 @@ static bool within(float v, float min, float max) /* false for a NaN */
 
 static bool counts_fit(const struct open_wire *w, const struct step_limits *l)
 {
-    return in(w->slot, 0, l->slots) && in(w->home, 0, l->homes) &&
+    return in(w->slot, 0, l->slots) && in(w->home, 0, l->homes) && in(w->state, -1, l->states) &&
            in(w->history, 1, l->history_max + 1) && in(w->prompt, 1, w->history + 1) &&
            w->min_tokens >= 0 && in(w->biases, 0, ENGINE_BIAS_MAX + 1) &&
            in(w->bans, 0, STEP_BANS_MAX + 1) && in(w->bad_ids, 0, ENGINE_BAD_IDS_MAX + 1) &&
@@ -268,6 +273,7 @@ static bool get_open(struct cursor *c, const struct step_limits *l, struct step_
     o->slot = w.slot;
     o->history = w.history;
     o->home = w.home;
+    o->state = w.state;
     o->params = (struct sample_params){.temperature = w.temperature,
                                        .top_p = w.top_p,
                                        .min_p = w.min_p,
@@ -365,6 +371,8 @@ enum status step_decode(struct step *s, const void *src, size_t n, struct err *e
     get(&c, s->slot, (size_t)h.rows * 4);
     get(&c, s->position, (size_t)h.rows * 4);
     get(&c, s->token, (size_t)h.rows * 4);
+    memset(s->keep, 0xff, (size_t)h.rows * 4);
+    get(&c, s->keep, l->states > 0 ? (size_t)h.rows * 4 : 0);
     get(&c, s->sample, (size_t)h.samples * 4);
     get(&c, s->target, (size_t)h.samples * 4);
     get(&c, s->top, (size_t)h.samples * 4);
@@ -379,6 +387,8 @@ enum status step_decode(struct step *s, const void *src, size_t n, struct err *e
         return bad(err, "a position");
     if (!all_in(s->token, h.rows, STEP_TOKEN_FROM_SLOT, l->vocab))
         return bad(err, "a token");
+    if (!all_in(s->keep, h.rows, -1, l->states))
+        return bad(err, "a kept state");
     if (!samples_fit(s, &h))
         return bad(err, "a sample row");
     if (!masks_fit(s, &h))

@@ -2,8 +2,9 @@
  * length, magic, version, epoch and sequence number; all ranks get the same bytes.
  *
  * Wire form of a step: struct step_header, then its slot changes in order (opens, appends, closes),
- * then the rows as arrays [T] of slot, position, token, then the sample list as arrays [R] of row,
- * target, top, then, where there are masks, mask [R] and these. All 32-bit.
+ * then the rows as arrays [T] of slot, position, token and, where states are kept, keep, then the
+ * sample list as arrays [R] of row, target, top, then, where there are masks, mask [R] and these.
+ * All 32-bit.
  *   open   struct open_wire (step.c), then `history` token ids: everything the sequence holds so
  *          far; then biases, bans, ends of the bad words, their ids. A new group gets the same
  *          records, so recovery has no other path.
@@ -18,7 +19,7 @@
 #include "engine/kv_groups.h"
 
 #define STEP_MAGIC 0x53455354u /* "TSES" */
-#define STEP_VERSION 6
+#define STEP_VERSION 7
 #define STEP_TOKEN_FROM_SLOT (-1)      /* the rank takes the token from the slot's history */
 #define STEP_TARGET_SAMPLE SAMPLE_DRAW /* the row's next token is drawn, not given */
 #define STEP_TARGET_CHECK SAMPLE_CHECK /* drawn, to be compared with a guess */
@@ -37,6 +38,7 @@ struct step_header {
 
 struct step_open {
     int32_t slot, history, home; /* home: where its KV is */
+    int32_t state; /* the kept one it begins with, -1: none. Rows of this step may replace that */
     struct sample_params params;
     struct sample_rules rules; /* its arrays and tokens follow the record on the wire */
     const int32_t *tokens;     /* [history] */
@@ -60,6 +62,8 @@ struct step_limits {
     int32_t homes;     /* 1: all sequences are everywhere */
     int32_t home_rows; /* rows divided by homes, rounded up */
     int32_t columns;   /* what is sampled are vectors of so many floats; 0: tokens */
+    bool recurs;       /* there are layers that do, and no cached prefix without their state, */
+    int32_t states;    /* of which so many are kept beside those of slots (states.h) */
 };
 
 /* A step as its two ends see it: arrays of fixed capacity, owned. */
@@ -70,6 +74,8 @@ struct step {
     int32_t rows, samples, opens, appends, closes, mask_count;
     bool stop;
     int32_t *slot, *position, *token; /* [rows_max] */
+    int32_t *keep;                    /* [rows_max] the place of the state after it, -1: none; no
+                                         place twice. Not looked at where no states are kept */
     int32_t *sample;                  /* [samples] row indices, ascending */
     int32_t *target;                  /* [samples] token to score there, or STEP_TARGET_... */
     int32_t *top;               /* [samples] how many best logprobs are wanted; -1: none at all */

@@ -218,6 +218,9 @@ struct recurrent_rules {
 struct recurrent_state {
     float *matrix; /* [slots, V, key_dim, value_dim] */
     float *rows;   /* [slots, taps - 1, C] the last rows before the convolution, oldest first */
+    /* [T] a slot without rows, in which what is there after the row is kept, too, -1: in none; no
+     * two rows have the same. NULL: nothing is kept. */
+    const int32_t *keep;
 };
 
 /* How a layer attends. A row's query sees the keys of its slot at positions (p - window, p], p

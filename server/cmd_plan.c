@@ -165,6 +165,8 @@ static void print_json(const struct setup *s, const struct footprint *f, bool fi
     buf_printf(b,
                "  \"max_model_len\": %d, \"max_num_seqs\": %d, \"max_num_batched_tokens\": %d,\n",
                f->max_model_len, f->limits.slots, f->limits.rows);
+    if (f->limits.recurs)
+        buf_printf(b, "  \"kept_states\": %d,\n", f->limits.states);
     const struct kv_groups *groups = &f->limits.groups;
     buf_printf(b, "  \"kv_blocks\": %d, \"block_tokens\": %d, \"block_layers\": %d,\n",
                f->limits.blocks, BACKEND_BLOCK_TOKENS, groups->layers);

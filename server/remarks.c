@@ -22,6 +22,11 @@ void remarks_on_sizes(const struct setup *s, const struct footprint *f)
                  "%d sequence%s at once: that is what a part of the memory has room for, with what "
                  "layers that recur keep of each; --max-num-seqs N fixes it",
                  f->limits.slots, f->limits.slots == 1 ? "" : "s");
+    if (f->limits.recurs && o->prefix_caching && f->limits.states == 0)
+        base_log(
+            LOG_WARN,
+            "no prefixes are cached: memory has no room for a state that layers that recur keep "
+            "of one; --state-cache-memory N makes room");
     if (o->max_num_seqs > f->limits.slots && o->said.max_num_seqs)
         base_log(LOG_WARN,
                  "--max-num-seqs %d: %d are used, because each running sequence needs a row of a "

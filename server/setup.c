@@ -152,23 +152,20 @@ out:
 }
 
 /* What a layer that recurs remembers of a text is one state, that of its last token: there is none
- * to begin with in the middle, and none to go back to. */
-static enum status check_recurrent(struct setup *s, struct err *err)
+ * to go back to when a guess was wrong. */
+static enum status check_recurrent(const struct setup *s, struct err *err)
 {
-    struct options *o = &s->options;
-    if (model_config_recurring(&s->model) == 0)
-        return OK;
-    const bool wanted = o->prefix_caching && o->said.prefix_caching;
-    o->prefix_caching = false;
-    const char *name = o->speculation.tokens > 0 ? "speculative-config"
-                       : o->shared_prefix_cache  ? "shared-prefix-cache"
-                       : wanted                  ? "enable-prefix-caching"
-                                                 : NULL;
-    return name ? base_fail(err, ERR_USAGE,
-                            "--%s is for models that keep keys and values of all tokens; layers "
-                            "that recur (linear_attention) keep one state",
-                            name)
-                : OK;
+    const struct options *o = &s->options;
+    const bool recurs = model_config_recurring(&s->model) > 0;
+    if (!recurs && o->state_cache_memory > 0)
+        return base_fail(err, ERR_USAGE,
+                         "--state-cache-memory is for models with layers that recur "
+                         "(linear_attention); this one has none");
+    if (recurs && o->speculation.tokens > 0)
+        return base_fail(err, ERR_USAGE,
+                         "--speculative-config is for models that keep keys and values of all "
+                         "tokens; layers that recur (linear_attention) keep one state");
+    return OK;
 }
 
 enum status setup_open(const struct options *o, struct setup *out, struct err *err)
@@ -324,9 +321,10 @@ void setup_table(const struct setup *s, const struct footprint *f, struct buf *o
     const int32_t recurring = model_config_recurring(&s->model);
     if (recurring > 0)
         buf_printf(out,
-                   "%d of %d layers recur: a rank keeps up to %s of each sequence for them; no "
-                   "prefixes are cached\n",
-                   recurring, s->model.layers, base_human_bytes(w, sizeof w, footprint_state(f)));
+                   "%d of %d layers recur: a rank keeps up to %s of each sequence for them, and %d "
+                   "state%s for prefixes\n",
+                   recurring, s->model.layers, base_human_bytes(w, sizeof w, footprint_state(f)),
+                   f->limits.states, plural(f->limits.states));
     const struct speculation *guesses = &s->options.speculation;
     if (guesses->tokens > 0)
         buf_printf(out, "up to %d guesses a step and sequence, from n-grams of %d to %d tokens\n",

@@ -210,6 +210,7 @@ static inline void cluster_open_slot(struct cluster *c, int32_t slot, const int3
     s->open[s->opens++] = (struct step_open){.slot = slot,
                                              .history = n,
                                              .home = c->home,
+                                             .state = -1,
                                              .tokens = tokens,
                                              .params = params,
                                              .rules = {.prompt = n, .repetition = 1}};
@@ -224,6 +225,7 @@ static void cluster_row(struct cluster *c, int32_t slot, int32_t position, int32
     s->slot[s->rows] = slot;
     s->position[s->rows] = position;
     s->token[s->rows] = token;
+    s->keep[s->rows] = -1;
     if (sample) {
         s->sample[s->samples] = s->rows;
         s->target[s->samples] = s->limits.columns == 0 ? STEP_TARGET_SAMPLE : 0;

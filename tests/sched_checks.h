@@ -20,6 +20,7 @@ enum {
     GUESSES_MAX = 7,
     SAMPLES_MAX = SLOTS_MAX + GUESSES_MAX
 };
+enum { STATES_MAX = 64 };
 enum { GUIDED = 12 }; /* tokens that a guided request gets, if nothing ends it */
 enum { COLUMNS = 3 }; /* of vectors, where the run is of those */
 enum { CLIENTS = 5, SALTS = 3, TOP_MAX = 2, BLOCK = BACKEND_BLOCK_TOKENS };
@@ -41,6 +42,12 @@ struct request {
     int32_t losses;                              /* restarts while a step in flight named it */
 };
 
+/* A state, which is of all tokens before a position. */
+struct made {
+    uint64_t text;
+    int32_t position;
+};
+
 /* What a rank knows of a slot. */
 struct slot {
     bool open;
@@ -52,6 +59,7 @@ struct slot {
     int32_t guesses;   /* rows of guesses in this step */
     int32_t unsure;    /* where the history has a guess that was wrong, or none; -1: nowhere */
     bool first, fresh; /* opened for the first time, and that by the last step */
+    struct made made;  /* what layers that recur remember after its rows */
 };
 
 /* What the KV at each position of a block was computed from. */
@@ -80,6 +88,8 @@ struct sim {
     struct request requests[LIVE_MAX];
     struct slot slots[SLOTS_MAX];
     struct content kv[HOMES_MAX][BLOCKS_MAX];
+    struct made kept[STATES_MAX];
+    bool kept_now[STATES_MAX]; /* by the step that is run */
     struct answer answers[SCHED_FLIGHTS];
     uint64_t built, answered;
     int32_t turns[CLIENTS][CLIENTS]; /* [d][c]: admissions of c since d had a turn */
@@ -93,7 +103,7 @@ struct sim {
     int64_t steps, longest;
     int64_t ended[FINISH_ERROR + 1], multi_chunk, reused_slots, preempted, hits, overlaps, deaths,
         restarts, given_up, scores, limited, filled, moved, balanced, masks, guesses, right,
-        guided_guesses;
+        guided_guesses, recalls, keeps;
 };
 
 static uint64_t seed;
@@ -288,6 +298,8 @@ static void check_blocks(struct sim *m)
         check_blocks_of(m, i);
         used += kv_used(sched_kv(m->sched, i));
     }
+    if (sched_states(m->sched))
+        states_check(sched_states(m->sched));
     assert_int_equal(stats.blocks_used, used);
     assert_int_equal(stats.running + stats.waiting, m->live);
     assert_int_equal(sched_in_flight(m->sched), m->built - m->answered);

@@ -109,8 +109,9 @@ static void make_prompt(const struct sim *m, struct request *r)
 {
     const int32_t len_max = m->config.max_model_len;
     const int32_t family = below(8);
-    r->prompt_len =
-        below(3) == 0 ? 1 + below(len_max - 1) : 1 + below(20 < len_max ? 20 : len_max - 1);
+    r->prompt_len = below(m->config.limits.recurs ? 2 : 3) == 0
+                        ? 1 + below(len_max - 1)
+                        : 1 + below(20 < len_max ? 20 : len_max - 1);
     if (gives_vectors(m) && below(10) == 0)
         r->prompt_len = len_max; /* nothing comes after it */
     const int32_t common = family < 4 ? r->prompt_len - below(4) * below(10) : 0;
@@ -287,6 +288,9 @@ static void apply_opens(struct sim *m, const struct step *s)
                            .first = !r->admitted,
                            .fresh = !r->admitted};
         memcpy(t->tokens, o->tokens, (size_t)o->history * sizeof *o->tokens);
+        if (o->state >= 0)
+            t->made = m->kept[o->state];
+        m->recalls += o->state >= 0;
         r->slot = o->slot;
         r->preempted = false;
         r->admitted = true;
@@ -327,6 +331,28 @@ static void run_row(struct sim *m, struct slot *t, int32_t group, int32_t positi
         assert_true(c->text[p % BLOCK] == text);
         assert_true(c->salt == t->salt); /* nobody else's, even if it were equal */
     }
+}
+
+/* A row in layers that recur: what they remember has to be of the tokens before it. */
+static void run_recurrent_row(struct sim *m, struct slot *t, int32_t position, int32_t keep)
+{
+    if (!m->config.limits.recurs)
+        return;
+    assert_int_equal(t->made.position, position);
+    uint64_t text = base_hash(BASE_HASH_INIT, &t->salt, sizeof t->salt);
+    for (int32_t p = 0; position > 0 && p < position; p++)
+        text = base_hash(text, &t->tokens[p], sizeof t->tokens[p]);
+    assert_true(position == 0 || t->made.text == text);
+    t->made.text = base_hash(text, &t->tokens[position], sizeof t->tokens[position]);
+    t->made.position++;
+    if (keep < 0)
+        return;
+    assert_in_range(keep, 0, m->config.limits.states - 1);
+    assert_int_equal(t->made.position % BLOCK, 0);
+    assert_false(m->kept_now[keep]); /* by another row of the step */
+    m->kept_now[keep] = true;
+    m->kept[keep] = t->made;
+    m->keeps++;
 }
 
 /* No guess beyond what is asked for, nor beside the rows of a prompt, nor while a step is in flight
@@ -380,6 +406,7 @@ static void run_group(struct sim *m, const struct step *s, int32_t first, int32_
             t->tokens[position] = s->token[i];
         for (int32_t g = 0; g < kv_groups_count(&m->config.limits.groups); g++)
             run_row(m, t, g, position);
+        run_recurrent_row(m, t, position, s->keep[i]);
     }
     m->multi_chunk += s->position[first] > 0 && t->next < t->known;
     check_guesses(m, s, t, r);
@@ -472,6 +499,7 @@ static void run_step(struct sim *m, const struct step *s)
     apply_appends(m, s);
     check_homes(m, s);
     memset(m->had_turn, 0, sizeof m->had_turn);
+    memset(m->kept_now, 0, sizeof m->kept_now);
     for (int32_t i = 0; i < m->config.limits.slots; i++)
         m->slots[i].guesses = 0;
     for (int32_t i = 0, end; i < s->rows; i = end) {
@@ -565,6 +593,7 @@ static void forget_ranks(struct sim *m)
     m->answered = m->built;
     memset(m->slots, 0, sizeof m->slots);
     memset(m->kv, 0, sizeof m->kv);
+    memset(m->kept, 0, sizeof m->kept);
     memset(m->answers, 0, sizeof m->answers);
     check_blocks(m);
     for (int32_t i = 0; i < m->config.limits.homes; i++)
@@ -648,7 +677,9 @@ static int32_t samples_of(const struct setting *c)
     return most < c->rows ? most : c->rows;
 }
 
-static struct sim *sim_open_pooled(const struct setting *c, int32_t homes, int32_t columns)
+/* columns: of vectors, 0: of tokens; states: kept ones of layers that recur, -1: none does. */
+static struct sim *sim_open_with(const struct setting *c, int32_t homes, int32_t columns,
+                                 int32_t states)
 {
     struct sim *m = calloc(1, sizeof *m);
     struct err err;
@@ -664,7 +695,9 @@ static struct sim *sim_open_pooled(const struct setting *c, int32_t homes, int32
                    .history_max = c->len,
                    .homes = homes,
                    .home_rows = (c->rows + homes - 1) / homes,
-                   .columns = columns},
+                   .columns = columns,
+                   .recurs = states >= 0,
+                   .states = states > 0 ? states : 0},
         .waiting_max = c->waiting,
         .max_model_len = c->len,
         .eos = {VOCAB - 1, EOS},
@@ -690,10 +723,15 @@ static struct sim *sim_open_pooled(const struct setting *c, int32_t homes, int32
     return m;
 }
 
+static inline struct sim *sim_open_pooled(const struct setting *c, int32_t homes, int32_t columns)
+{
+    return sim_open_with(c, homes, columns, -1);
+}
+
 /* Of tokens. */
 static inline struct sim *sim_open(const struct setting *c, int32_t homes)
 {
-    return sim_open_pooled(c, homes, 0);
+    return sim_open_with(c, homes, 0, -1);
 }
 
 static void sim_close(struct sim *m)

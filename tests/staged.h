@@ -406,7 +406,10 @@ static inline void staged_delta_rule(struct backend *b, struct view out, struct 
 {
     struct staged *s = staged_of(b);
     const size_t values = (size_t)h->values, channels = (size_t)backend_channels(h);
-    const size_t slots = staged_slots(rows->slot, rows->count);
+    const size_t own = staged_slots(rows->slot, rows->count);
+    const size_t others = state->keep ? staged_slots(state->keep, rows->count) : 0;
+    const size_t slots = own > others ? own : others;
+    const size_t keeps = state->keep ? (size_t)rows->count : 0;
     const size_t matrix = values * (size_t)h->key_dim * (size_t)h->value_dim;
     const size_t kept = (size_t)(h->taps - 1) * channels;
     const struct recurrent_rules there = {
@@ -414,7 +417,8 @@ static inline void staged_delta_rule(struct backend *b, struct view out, struct 
         staged_in(s, rules->decay, values * 4), staged_in(s, rules->decay_bias, values * 4),
         staged_in(s, rules->gain, (size_t)h->value_dim * 4), rules->eps};
     const struct recurrent_state kept_there = {staged_in(s, state->matrix, slots * matrix * 4),
-                                               staged_in(s, state->rows, slots * kept * 4)};
+                                               staged_in(s, state->rows, slots * kept * 4),
+                                               staged_in(s, state->keep, keeps * 4)};
     const struct rows dr = staged_rows(s, rows);
     s->inner->ops->delta_rule(s->inner, staged_view(s, out), staged_view(s, a),
                               staged_cview(s, gates), h, &there, &dr, &kept_there);

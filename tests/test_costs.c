@@ -238,16 +238,16 @@ static void test_measured_steps(void **state)
     };
     static const struct step_limits cases[] = {
         /* slots, samples, rows, columns of the table, vocabulary, blocks, groups, history, homes,
-           rows of one, columns of vectors: tokens */
-        {16, 16, 256, 32, 100, 64, {.keep = 1}, 512, 1, 256, 0},
-        {16, 16, 256, 32, 100, 64, {.keep = 1}, 512, 2, 128, 0},
-        {16, 16, 250, 32, 100, 64, {.keep = 1}, 512, 4, 63, 0},
-        {16, 16, 256, 32, 100, 3, {.keep = 1}, 512, 8, 32, 0},
-        {16, 16, 256, 3, 100, 64, {.keep = 1}, 33, 3, 86, 0},
-        {2, 2, 256, 32, 100, 64, {.keep = 1}, 512, 8, 32, 0},
-        {1, 1, 1, 32, 100, 64, {.keep = 1}, 512, 4, 1, 0},
-        {16, 16, 64, 32, 100, 1, {.keep = 1}, 512, 4, 16, 0},
-        {16, 16, 64, 1, 100, 64, {.keep = 1}, 2, 2, 32, 0},
+           rows of one, columns of vectors: tokens, kept states: none */
+        {16, 16, 256, 32, 100, 64, {.keep = 1}, 512, 1, 256, 0, false, 0},
+        {16, 16, 256, 32, 100, 64, {.keep = 1}, 512, 2, 128, 0, false, 0},
+        {16, 16, 250, 32, 100, 64, {.keep = 1}, 512, 4, 63, 0, false, 0},
+        {16, 16, 256, 32, 100, 3, {.keep = 1}, 512, 8, 32, 0, false, 0},
+        {16, 16, 256, 3, 100, 64, {.keep = 1}, 33, 3, 86, 0, false, 0},
+        {2, 2, 256, 32, 100, 64, {.keep = 1}, 512, 8, 32, 0, false, 0},
+        {1, 1, 1, 32, 100, 64, {.keep = 1}, 512, 4, 1, 0, false, 0},
+        {16, 16, 64, 32, 100, 1, {.keep = 1}, 512, 4, 16, 0, false, 0},
+        {16, 16, 64, 1, 100, 64, {.keep = 1}, 2, 2, 32, 0, false, 0},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases) * ARRAY_LEN(groups); i++) {
         struct looker rank;
@@ -263,8 +263,8 @@ static void test_measured_steps(void **state)
 static void test_first_steps(void **state)
 {
     (void)state;
-    const struct step_limits limits = {16,  16, 256, 32, 100, 64, {.keep = 1, .layers = 1},
-                                       512, 1,  256, 0};
+    const struct step_limits limits = {16,  16, 256, 32, 100,   64, {.keep = 1, .layers = 1},
+                                       512, 1,  256, 0,  false, 0};
     struct looker rank;
     struct costs costs;
     measure_under(&limits, 0, &rank, &costs);

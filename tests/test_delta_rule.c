@@ -22,6 +22,11 @@ struct part {
     int32_t slot, rows;
 };
 
+/* The row of slot 2 that goes into another slot, too. */
+struct kept {
+    int32_t row, slot;
+};
+
 struct delta_case {
     struct shape shape;
     const struct part *parts;
@@ -36,7 +41,8 @@ struct made {
     struct recurrent_rules rules;
     int32_t channels, cols, outs, length[SLOTS], at[SLOTS]; /* at: row of `out` of the first */
     float *conv, *decay, *bias, *gain;
-    size_t matrix, before; /* words of a slot */
+    size_t matrix, before;   /* words of a slot */
+    const struct kept *kept; /* [3]; NULL: none is */
 };
 
 static struct made make(const struct delta_case *c)
@@ -109,7 +115,7 @@ static size_t words_out(const struct made *m)
 static struct recurrent_state state_in(const struct made *m, float *out)
 {
     float *matrix = out + words_out(m) - SLOTS * (m->matrix + m->before);
-    return (struct recurrent_state){matrix, matrix + SLOTS * m->matrix};
+    return (struct recurrent_state){matrix, matrix + SLOTS * m->matrix, NULL};
 }
 
 static void state_init(const struct made *m, float *out)
@@ -128,7 +134,17 @@ static void state_init(const struct made *m, float *out)
 struct call {
     const struct made *m;
     int32_t n, slot[3 * LENGTH_MAX], row[3 * LENGTH_MAX], position[3 * LENGTH_MAX];
+    int32_t keep[3 * LENGTH_MAX];
 };
+
+/* In which slot row r of a slot is kept, too; -1: none. */
+static int32_t kept_in(const struct made *m, int32_t slot, int32_t r)
+{
+    for (int32_t i = 0; slot == 2 && m->kept && i < 3; i++)
+        if (m->kept[i].row == r)
+            return m->kept[i].slot;
+    return -1;
+}
 
 static void fill(const struct call *c, float *a, float *gates)
 {
@@ -166,7 +182,8 @@ static void run_call(struct backend *b, const struct call *c, float *out)
     const size_t words = (size_t)(c->n * m->cols), pairs = (size_t)(c->n * pair);
     const size_t results = (size_t)(c->n * m->outs);
     float *a = guarded(words), *gates = guarded(pairs), *y = guarded(results);
-    const struct recurrent_state state = state_in(m, out);
+    struct recurrent_state state = state_in(m, out);
+    state.keep = m->kept ? c->keep : NULL;
     const struct rows rows = {.count = c->n, .slot = c->slot, .position = c->position};
     fill(c, a, gates);
     ok(backend_delta_rule(b, view_f32(y, c->n, m->outs), view_f32(a, c->n, m->cols),
@@ -195,6 +212,7 @@ static void run_calls(struct backend *b, const struct made *m, float *out)
             c.slot[c.n] = p->slot;
             c.row[c.n] = p->slot < 0 ? 0 : done[p->slot]++;
             c.position[c.n] = p->slot < 0 ? 0 : m->c->start[p->slot] + c.row[c.n];
+            c.keep[c.n] = kept_in(m, p->slot, c.row[c.n]);
         }
         if (p->slot == END || i + 1 == m->c->count) {
             run_call(b, &c, out);
@@ -500,6 +518,52 @@ static void test_divisions(void **state UNUSED)
                 check_divided(nth_backend(s), &shapes[i], 3 * start);
 }
 
+/* What a row left in another slot is what its own has when the rows end with it, and nothing else
+ * is different. */
+static void check_kept(struct backend *b, const struct delta_case *c, const struct kept *kept)
+{
+    struct made m = make(c);
+    float *got = guarded(words_out(&m)), *want = guarded(words_out(&m));
+    run_calls(b, &m, want);
+    m.kept = kept;
+    run_calls(b, &m, got);
+    assert_same_slot("kept", &m, got, &m, want);
+    for (int32_t i = 0; i < 3; i++) {
+        const struct part begin = {2, kept[i].row + 1};
+        const struct delta_case ends = {c->shape, &begin, 1, {0, 0, c->start[2]}, c->strong};
+        const struct made e = make(&ends);
+        float *part = guarded(words_out(&e));
+        run_calls(b, &e, part);
+        const struct recurrent_state is = state_in(&m, got), be = state_in(&e, part);
+        const size_t slot = (size_t)kept[i].slot;
+        assert_bits("kept", is.matrix + slot * m.matrix, be.matrix + 2 * m.matrix, m.matrix);
+        assert_bits("kept", is.rows + slot * m.before, be.rows + 2 * m.before, m.before);
+        guarded_free(part, words_out(&e));
+        unmake(&e);
+    }
+    guarded_free(got, words_out(&m));
+    guarded_free(want, words_out(&m));
+    unmake(&m);
+}
+
+static void test_kept(void **state UNUSED)
+{
+    static const struct shape shapes[] = {
+        {1, 2, 16, 16, 8}, {2, 2, 48, 80, 4}, {1, 1, 128, 32, 2}, {2, 4, 32, 64, 3}};
+    static const struct part some[] = {{2, 16},  {END, 0}, {PAD, 2}, {2, 1},
+                                       {PAD, 1}, {END, 0}, {2, 53}};
+    static const struct kept kept[][3] = {
+        {{15, 0}, {31, 1}, {68, 3}}, {{0, 3}, {1, 0}, {69, 1}}, {{16, 1}, {17, 3}, {24, 0}}};
+    for (size_t i = 0; i < ARRAY_LEN(shapes); i++)
+        for (int s = 0; s <= subject_count; s++)
+            for (size_t k = 0; k < ARRAY_LEN(kept); k++) {
+                const struct delta_case at_once = {shapes[i], PARTS(whole), {0, 0, k % 2 * 3}, 3};
+                const struct delta_case parts = {shapes[i], PARTS(some), {0, 0, k % 2 * 3}, 3};
+                check_kept(nth_backend(s), &at_once, kept[k]);
+                check_kept(nth_backend(s), &parts, kept[k]);
+            }
+}
+
 /* More threads than cores, and than there is work. */
 static void test_threads(void **state UNUSED)
 {
@@ -594,7 +658,7 @@ static enum status ask(struct backend *b, const struct wrong *w)
                                           without & 8 ? NULL : zeros, without & 2 ? NULL : zeros,
                                           EPS};
     const struct recurrent_state state = {without & 16 ? NULL : words + 2048,
-                                          without & 32 ? NULL : words + 2560};
+                                          without & 32 ? NULL : words + 2560, NULL};
     const struct rows rows = {
         .count = 2 + w->count, .slot = without & 64 ? NULL : slot, .position = position};
     const int32_t cols = backend_channels(&h) + s->values * s->value_dim + w->a_cols;
@@ -655,9 +719,9 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shapes),    cmocka_unit_test(test_long),
-        cmocka_unit_test(test_divisions), cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_softplus),  cmocka_unit_test(test_gate),
-        cmocka_unit_test(test_arguments)};
+        cmocka_unit_test(test_divisions), cmocka_unit_test(test_kept),
+        cmocka_unit_test(test_threads),   cmocka_unit_test(test_softplus),
+        cmocka_unit_test(test_gate),      cmocka_unit_test(test_arguments)};
     only(argc, argv);
     return cmocka_run_group_tests(tests, open_without_device, close_subjects);
 }

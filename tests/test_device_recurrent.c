@@ -1,13 +1,14 @@
 /* DESIGN: layers that recur on a device: results and states against ref, and against themselves to
  * the bit, however rows are divided into steps and whatever the host knows of them, which chooses
- * other kernels. A row's inputs come from its slot and position. A slot that begins has NaN where
- * its state will be, and padding has it everywhere.
+ * other kernels. One row of each case is kept in the last slot, too. A row's inputs come from its
+ * slot and position. A slot that begins has NaN where its state will be, and padding has it
+ * everywhere.
  */
 #include "tests/only.h"
 #include "tests/subjects.h"
 
 #define ROWS_MAX 160
-#define SLOTS 6 /* the last one is never used */
+#define SLOTS 6 /* the last one has no rows */
 #define EPS 1e-6f
 
 /* Rows of a slot that stand together, the first at this position; slot -1: padding. */
@@ -37,11 +38,21 @@ struct scene {
     const struct recurrent_case *c;
     struct recurrent_heads heads;
     struct recurrent_rules rules;
-    int32_t n, slot[ROWS_MAX], position[ROWS_MAX], channels, cols, outs;
+    int32_t n, slot[ROWS_MAX], position[ROWS_MAX], keep[ROWS_MAX], channels, cols, outs;
     float *conv, *decay, *bias, *gain;
     size_t matrix, kept; /* words of a slot */
     bool begins[SLOTS];
 };
+
+/* Another row than the case before. */
+static void keep_one(struct scene *s)
+{
+    static int32_t turn;
+    int32_t t = turn++ * 5 % s->n;
+    while (s->slot[t] < 0)
+        t = (t + 1) % s->n;
+    s->keep[t] = SLOTS - 1;
+}
 
 static struct scene scene_of(const struct recurrent_case *c)
 {
@@ -64,8 +75,10 @@ static struct scene scene_of(const struct recurrent_case *c)
         for (int32_t k = 0; k < r->rows; k++, s.n++) {
             s.slot[s.n] = r->slot;
             s.position[s.n] = r->slot < 0 ? 1 << 30 : r->start + k;
+            s.keep[s.n] = -1;
         }
     }
+    keep_one(&s);
     return s;
 }
 
@@ -91,7 +104,7 @@ static size_t words_of(const struct scene *s)
 static struct recurrent_state state_in(const struct scene *s, float *out)
 {
     float *matrix = out + results_of(s);
-    return (struct recurrent_state){matrix, matrix + SLOTS * s->matrix};
+    return (struct recurrent_state){matrix, matrix + SLOTS * s->matrix, NULL};
 }
 
 static void state_init(const struct scene *s, float *out)
@@ -115,7 +128,8 @@ static void run_step(struct backend *b, const struct scene *s, int32_t first, in
     float *a = guarded((size_t)(n * s->cols)), *gates = guarded((size_t)(n * pairs));
     unsigned char *y = aligned_bytes(words * 4, 0x5a);
     struct rows rows = {.count = n, .slot = s->slot + first, .position = s->position + first};
-    const struct recurrent_state state = state_in(s, out);
+    struct recurrent_state state = state_in(s, out);
+    state.keep = s->keep + first;
     for (int32_t t = 0; t < n; t++) {
         const bool pad = rows.slot[t] < 0;
         const uint64_t seed = (uint64_t)(1000 * (rows.slot[t] + 1)) + (uint64_t)rows.position[t];
@@ -256,7 +270,7 @@ static void *copied(struct backend *b, const void *host, size_t words)
 
 struct recorded {
     struct scene s;
-    int32_t *slot, *position; /* on the device, as all but `fills`, */
+    int32_t *slot, *position, *keep; /* on the device, as all but `fills`, */
     float *a, *gates, *y;
     float *kept, *fills; /* states, and what they begin with */
     struct recurrent_rules rules;
@@ -266,7 +280,7 @@ static void call(struct backend *b, const struct recorded *x)
 {
     const struct scene *s = &x->s;
     const struct rows rows = {.count = s->n, .slot = x->slot, .position = x->position};
-    const struct recurrent_state state = {x->kept, x->kept + SLOTS * s->matrix};
+    const struct recurrent_state state = {x->kept, x->kept + SLOTS * s->matrix, x->keep};
     ok(backend_delta_rule(b, view_f32(x->y, s->n, s->outs), view_f32(x->a, s->n, s->cols),
                           (struct cview){x->gates, DTYPE_F32, s->n, 2 * s->c->values}, &s->heads,
                           &x->rules, &rows, &state, &err));
@@ -280,6 +294,7 @@ static float *run_recorded(struct backend *b, const struct recorded *x, const st
     float *out = guarded(words), *a = generated(91, n * (size_t)s->cols);
     b->ops->upload(b, x->slot, s->slot, n * 4);
     b->ops->upload(b, x->position, s->position, n * 4);
+    b->ops->upload(b, x->keep, s->keep, n * 4);
     b->ops->upload(b, x->a, a, n * (size_t)s->cols * 4);
     b->ops->upload(b, x->kept, x->fills, states * 4);
     if (r != NULL)
@@ -304,6 +319,7 @@ static void recorded_case(struct backend *b, const struct recurrent_case *c)
     float *words = generated(93, (size_t)(s->n * s->cols));
     x.slot = copied(b, s->slot, (size_t)s->n);
     x.position = copied(b, s->position, (size_t)s->n);
+    x.keep = copied(b, s->keep, (size_t)s->n);
     x.a = copied(b, words, (size_t)(s->n * s->cols));
     x.gates = copied(b, words, (size_t)s->n * 2 * V);
     x.y = copied(b, words, results_of(s));
@@ -320,13 +336,14 @@ static void recorded_case(struct backend *b, const struct recurrent_case *c)
             s->slot[t] = slots[i][t];
             s->position[t] = t > 0 && s->slot[t] == s->slot[t - 1] ? s->position[t - 1] + 1
                                                                    : (int32_t)i * s->slot[t];
+            s->keep[t] = t == (int32_t)i ? SLOTS - 1 : -1;
         }
         float *want = run_recorded(b, &x, NULL);
         assert_same("replayed", s, want, run_recorded(b, &x, r));
         guarded_free(want, words_of(s));
     }
     b->ops->recording_close(r);
-    void *const arrays[] = {x.slot, x.position, x.a, x.gates, x.y, x.kept};
+    void *const arrays[] = {x.slot, x.position, x.keep, x.a, x.gates, x.y, x.kept};
     for (size_t i = 0; i < ARRAY_LEN(arrays); i++)
         b->ops->free(b, arrays[i]);
     const float *const rules[] = {x.rules.conv, x.rules.decay, x.rules.decay_bias, x.rules.gain};

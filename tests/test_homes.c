@@ -37,8 +37,12 @@ static enum status change(const int32_t homes[SLOTS], const int32_t *slots, int3
     struct rank_state *s = open_state(&b, &step);
     const struct rank_arrays *arrays;
     for (int32_t i = 0; i < SLOTS; i++)
-        step->open[step->opens++] = (struct step_open){
-            .slot = i, .history = 1, .home = homes[i], .tokens = &token, .rules = {.prompt = 1}};
+        step->open[step->opens++] = (struct step_open){.slot = i,
+                                                       .history = 1,
+                                                       .home = homes[i],
+                                                       .state = -1,
+                                                       .tokens = &token,
+                                                       .rules = {.prompt = 1}};
     for (int32_t i = 0; i < rows; i++)
         step->slot[step->rows++] = slots[i];
     const enum status st = rank_state_change(s, step, 0, &arrays, err);

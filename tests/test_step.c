@@ -19,7 +19,9 @@ static const struct step_limits limits = {.slots = 5,
                                           .blocks = 40,
                                           .history_max = 90,
                                           .homes = 3,
-                                          .home_rows = 8};
+                                          .home_rows = 8,
+                                          .recurs = true,
+                                          .states = 9};
 
 static uint64_t seed;
 
@@ -83,6 +85,7 @@ static void random_open(struct step_open *o, int32_t i, bool full)
     random_rules(&o->rules, i, full);
     o->rules.prompt = 1 + below(o->history);
     o->home = below(limits.homes);
+    o->state = below(limits.states + 1) - 1;
     o->params = (struct sample_params){.temperature = (float)below(100) / 50,
                                        .top_p = (float)below(100) / 100,
                                        .min_p = (float)below(100) / 100,
@@ -133,6 +136,7 @@ static void random_step(struct step *s, bool full)
         s->slot[i] = below(limits.slots + 1) - 1;
         s->position[i] = below(limits.history_max - 1);
         s->token[i] = below(limits.vocab + 1) - 1;
+        s->keep[i] = below(limits.states + 1) - 1;
         if (s->slot[i] < 0 || s->samples == limits.samples || (!full && below(3)))
             continue;
         s->sample[s->samples] = i;
@@ -175,6 +179,7 @@ static void assert_steps_equal(const struct step *a, const struct step *b)
     assert_ints_equal(a->slot, b->slot, a->rows);
     assert_ints_equal(a->position, b->position, a->rows);
     assert_ints_equal(a->token, b->token, a->rows);
+    assert_ints_equal(a->keep, b->keep, a->rows);
     assert_ints_equal(a->sample, b->sample, a->samples);
     assert_ints_equal(a->target, b->target, a->samples);
     assert_ints_equal(a->top, b->top, a->samples);
@@ -188,6 +193,7 @@ static void assert_steps_equal(const struct step *a, const struct step *b)
     for (int32_t i = 0; i < a->opens; i++) {
         const struct step_open *x = &a->open[i], *y = &b->open[i];
         assert_true(x->slot == y->slot && x->history == y->history && x->home == y->home);
+        assert_int_equal(x->state, y->state);
         assert_true(x->params.seed == y->params.seed && x->params.choice == y->params.choice);
         assert_true(x->params.temperature == y->params.temperature);
         assert_true(x->params.top_p == y->params.top_p && x->params.min_p == y->params.min_p);
@@ -232,6 +238,7 @@ static void check_in_range(const struct step *s)
     check_ints(s->slot, s->rows, -1, limits.slots - 1);
     check_ints(s->position, s->rows, 0, limits.history_max - 1);
     check_ints(s->token, s->rows, STEP_TOKEN_FROM_SLOT, limits.vocab - 1);
+    check_ints(s->keep, s->rows, -1, limits.states - 1);
     check_ints(s->sample, s->samples, 0, s->rows - 1);
     check_ints(s->close, s->closes, 0, limits.slots - 1);
     const bool draws = s->limits.columns == 0;
@@ -252,6 +259,7 @@ static void check_in_range(const struct step *s)
         assert_in_range(s->open[i].slot, 0, limits.slots - 1);
         assert_in_range(s->open[i].history, 1, limits.history_max);
         assert_in_range(s->open[i].home, 0, limits.homes - 1);
+        check_ints(&s->open[i].state, 1, -1, limits.states - 1);
         assert_in_range(s->open[i].rules.prompt, 1, s->open[i].history);
         check_ints(s->open[i].tokens, s->open[i].history, 0, limits.vocab - 1);
         check_rules_in_range(&s->open[i].rules);
@@ -401,7 +409,7 @@ static void test_limits(void **state)
     s->opens = s->appends = s->closes = s->rows = s->samples = s->mask_count = 1;
     s->target[0] = STEP_TARGET_SAMPLE;
     s->mask[0] = -1;
-    s->open[0] = (struct step_open){.history = 2, .tokens = tokens};
+    s->open[0] = (struct step_open){.history = 2, .state = -1, .tokens = tokens};
     s->open[0].rules = (struct sample_rules){.prompt = 1,
                                              .repetition = 1,
                                              .biases = 2,
@@ -416,6 +424,7 @@ static void test_limits(void **state)
     } fields[] = {
         {&s->open[0].slot, 0, limits.slots - 1},
         {&s->open[0].home, 0, limits.homes - 1},
+        {&s->open[0].state, -1, limits.states - 1},
         {&tokens[1], 0, limits.vocab - 1},
         {&s->open[0].rules.prompt, 1, 2},
         {&s->open[0].rules.min_tokens, 0, INT32_MAX},
@@ -431,6 +440,7 @@ static void test_limits(void **state)
         {&s->slot[0], 0, limits.slots - 1},           /* of a sampled row */
         {&s->position[0], 0, limits.history_max - 2}, /* of a sampled row */
         {&s->token[0], STEP_TOKEN_FROM_SLOT, limits.vocab - 1},
+        {&s->keep[0], -1, limits.states - 1},
         {&s->sample[0], 0, 0},
         {&s->target[0], STEP_TARGET_CHECK, limits.vocab - 1},
         {&s->top[0], -1, ENGINE_LOGPROBS_MAX},
@@ -534,8 +544,8 @@ static void test_header(void **state)
     wrong[0].magic++;
     wrong[1].version++;
     wrong[2].bytes += 4;
-    static const char *const messages[] = {"magic 53455355 version 6, expected 53455354 6",
-                                           "magic 53455354 version 7", "says 60 bytes, has 56"};
+    static const char *const messages[] = {"magic 53455355 version 7, expected 53455354 7",
+                                           "magic 53455354 version 8", "says 60 bytes, has 56"};
     for (size_t i = 0; i < 3; i++) {
         assert_int_equal(step_decode(s, &wrong[i], n, &err), ERR_COMM);
         assert_non_null(strstr(err.text, messages[i]));

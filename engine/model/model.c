@@ -33,8 +33,8 @@ static size_t carve_all(struct model *m, const struct model_config *cfg, const s
     const struct recurrent_heads *r = &m->recurrent;
     const int64_t gates = cfg->attention_gate ? heads * cfg->head_dim : 0;
     m->gates = carve_floats(&c, rows, gates > 2 * r->values ? gates : 2 * r->values);
-    m->states = carve_floats(&c, model_config_recurring(cfg),
-                             (int64_t)((size_t)m->slots * model_state_size(r)));
+    m->kept = carve_floats(&c, model_config_recurring(cfg),
+                           (int64_t)((size_t)m->states * model_state_size(r)));
     m->x = carve_floats(&c, 1, (int64_t)parallel_rest_size(f, rank, m->rows_max));
     return c.used;
 }
@@ -130,7 +130,7 @@ size_t model_activation_bytes(const struct model_config *m, const struct flow *f
 {
     const int32_t heads = (int32_t)span_len(layout_heads(m, f, rank));
     struct model model = {.rows_max = sizes->rows,
-                          .slots = sizes->slots,
+                          .states = sizes->states,
                           .heads = {.heads = heads},
                           .recurrent = layout_recurrent_heads(m, f, rank)};
     return carve_all(&model, m, f, rank, NULL) +
@@ -154,7 +154,7 @@ enum status model_open(const struct model_parts *parts, struct model **out, stru
                     : cfg->gelu                          ? ACT_GELU_TANH
                                                          : ACT_SILU;
     m->rows_max = parts->rows_max;
-    m->slots = parts->slots;
+    m->states = parts->states;
     m->context = parts->context;
     const struct layout *l = parts->layout;
     m->heads = (struct heads){(int32_t)span_len(l->heads), (int32_t)span_len(l->kv_heads),
@@ -206,9 +206,26 @@ void model_close(struct model *m)
 
 void *model_states(const struct model *m, size_t *bytes)
 {
-    const size_t each = (size_t)m->slots * model_state_size(&m->recurrent);
-    *bytes = (size_t)model_config_recurring(m->config) * each * sizeof *m->states;
-    return m->states;
+    const size_t each = (size_t)m->states * model_state_size(&m->recurrent);
+    *bytes = (size_t)model_config_recurring(m->config) * each * sizeof *m->kept;
+    return m->kept;
+}
+
+/* The same part of the states of two slots, in all layers. */
+static void copy_states(struct model *m, float *first, size_t size, int32_t slot, int32_t from)
+{
+    const size_t stride = (size_t)m->states * model_state_size(&m->recurrent);
+    if (size > 0)
+        m->b->ops->copy(m->b, first + (size_t)slot * size, stride, first + (size_t)from * size,
+                        stride, model_config_recurring(m->config), (int32_t)size);
+}
+
+void model_recall(struct model *m, int32_t slot, int32_t from)
+{
+    const size_t matrix = model_matrix_size(&m->recurrent);
+    copy_states(m, m->kept, matrix, slot, from);
+    copy_states(m, m->kept + (size_t)m->states * matrix, model_rows_size(&m->recurrent), slot,
+                from);
 }
 
 struct parallel *model_parallel(struct model *m)
@@ -349,9 +366,11 @@ static enum status recurrent_forward(struct model *m, const struct layer *l,
     TRY(gates_of(m, l->gate, n, &gates, err));
     TRY(parallel_linear(p, &a, parallel_used(p), l->qkv, err));
     *out = parallel_input(p, l->o);
+    struct recurrent_state state = l->recurrent.state;
+    state.keep = m->keep;
     if (m->recurrent.keys > 0)
         TRY(backend_delta_rule(m->b, *out, a, cview_of(gates), &m->recurrent, &l->recurrent.rules,
-                               rows, &l->recurrent.state, err));
+                               rows, &state, err));
 out:
     return st;
 }
@@ -463,6 +482,7 @@ enum status model_forward(struct model *m, const struct model_input *in, struct 
     const struct cview nothing = {0};
 
     parallel_begin(p, in->rows.count, in->home_cut);
+    m->keep = in->keep;
     struct rows rows[KV_GROUPS_MAX];
     find_attended(m, in, rows);
     struct view x = parallel_rest(p, m->x), n, wanted;

@@ -24,7 +24,7 @@ struct model_parts {
     struct kv_groups groups;    /* of kv */
     int32_t rows_max;           /* T of the largest step */
     int32_t samples_max;        /* R of the largest step */
-    int32_t slots;              /* of sequences */
+    int32_t states;             /* places for what layers that recur remember, by slot */
     int32_t context;            /* positions that a sequence may have */
     _Atomic uint64_t *progress; /* bumped once per layer; may be NULL */
 };
@@ -35,6 +35,7 @@ struct model_input {
     int32_t table_rows;      /* after so many rows of those come the ones of the next */
     const int64_t *home_cut; /* [homes + 1] first row of each home, on the host; NULL: one home */
     const int32_t *ids;      /* [T] token ids, -1 = padding */
+    const int32_t *keep;     /* as in struct recurrent_state */
     int32_t samples;         /* R */
     const int32_t *sample;   /* [R] row indices whose logits are wanted */
     const int32_t *sample_host; /* the same, on the host */
@@ -45,10 +46,9 @@ size_t model_comm_bytes(const struct flow *f, int32_t rows_max, int32_t samples_
 /* What the layers that recur remember of a sequence, on this rank; 0 where none does. */
 size_t model_state_bytes(const struct model_config *m, const struct flow *f, int32_t rank);
 struct model_sizes {
-    int32_t rows, samples, slots; /* of the largest step, as in struct model_parts */
+    int32_t rows, samples, states; /* as in struct model_parts, of the largest step */
 };
-/* Activation memory a rank allocates outside the communicator, with what is remembered of as many
- * sequences as there are slots. */
+/* Activation memory a rank allocates outside the communicator, with all states. */
 size_t model_activation_bytes(const struct model_config *m, const struct flow *f, int32_t rank,
                               const struct model_sizes *sizes);
 
@@ -61,6 +61,8 @@ enum status model_open(const struct model_parts *parts, struct model **out,
 void model_close(struct model *m);
 /* Memory of what layers that recur remember; *bytes 0: there is none. */
 void *model_states(const struct model *m, size_t *bytes);
+/* What they remember of one slot becomes what they do of another. */
+void model_recall(struct model *m, int32_t slot, int32_t from);
 /* For the sampler; lives as long as the model. */
 struct parallel *model_parallel(struct model *m);
 

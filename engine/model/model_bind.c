@@ -151,9 +151,9 @@ out:
 static struct recurrent_state state_of(const struct model *m, int32_t index)
 {
     const struct recurrent_heads *h = &m->recurrent;
-    const size_t slots = (size_t)m->slots, matrices = slots * model_matrix_size(h);
-    float *base = m->states + (size_t)index * (matrices + slots * model_rows_size(h));
-    return (struct recurrent_state){base, base + matrices};
+    const size_t slots = (size_t)m->states, matrices = slots * model_matrix_size(h);
+    float *base = m->kept + (size_t)index * (matrices + slots * model_rows_size(h));
+    return (struct recurrent_state){base, base + matrices, NULL};
 }
 
 static enum status bind_recurrent(struct model *m, const struct model_parts *p, int32_t layer,

@@ -40,6 +40,12 @@ static int32_t run_at(const struct rows *rows, int32_t t)
     return n;
 }
 
+/* The other slot in which is kept what there is after row t; -1: there is none. */
+static int32_t kept_in(const struct job *j, int32_t t)
+{
+    return j->state->keep ? j->state->keep[t] : -1;
+}
+
 /* ---- convolution ----------------------------------------------------------------------------- */
 
 /* A head of q, k or v: [first, first + dim) of the channels. */
@@ -75,21 +81,36 @@ static const float *raw(const struct unit *u, const struct job *j, int32_t t, in
                  : j->a + (t + n) * j->a_cols + u->first;
 }
 
+static float *rows_in(const struct unit *u, const struct job *j, int32_t slot)
+{
+    const ptrdiff_t channels = backend_channels(j->h);
+    return j->state->rows + slot * (u->taps - 1) * channels + u->first;
+}
+
+/* The last of the run's first n rows, as they came, into that slot. */
+static void leave_rows(const struct unit *u, const struct job *j, int32_t t, int32_t n,
+                       int32_t slot)
+{
+    float *to = rows_in(u, j, slot);
+    for (int32_t i = 1 - u->taps; i < 0; i++, to += backend_channels(j->h))
+        memcpy(to, raw(u, j, t, n + i), (size_t)u->dim * sizeof *to);
+}
+
 /* Takes out what the slot has of rows before the run, and leaves there what the run's end is. */
 static void pass_rows(struct unit *u, const struct job *j, int32_t t, int32_t n)
 {
-    const ptrdiff_t channels = backend_channels(j->h);
-    const int32_t kept = u->taps - 1;
-    float *rows = j->state->rows + j->rows->slot[t] * kept * channels + u->first;
-    const size_t bytes = (size_t)u->dim * sizeof *rows;
-    for (int32_t i = 0; i < kept; i++) {
+    const float *from = rows_in(u, j, j->rows->slot[t]);
+    const size_t bytes = (size_t)u->dim * sizeof *from;
+    for (int32_t i = 0; i < u->taps - 1; i++, from += backend_channels(j->h)) {
         if (j->rows->position[t] == 0)
             memset(u->before + (ptrdiff_t)i * u->dim, 0, bytes);
         else
-            memcpy(u->before + (ptrdiff_t)i * u->dim, rows + i * channels, bytes);
+            memcpy(u->before + (ptrdiff_t)i * u->dim, from, bytes);
     }
-    for (int32_t i = 0; i < kept; i++)
-        memcpy(rows + i * channels, raw(u, j, t, n - kept + i), bytes);
+    for (int32_t i = 0; i < n; i++)
+        if (kept_in(j, t + i) >= 0)
+            leave_rows(u, j, t, i + 1, kept_in(j, t + i));
+    leave_rows(u, j, t, n, j->rows->slot[t]);
 }
 
 static void normalise(const struct unit *u, const struct job *j, float *x)
@@ -136,18 +157,23 @@ static void convolve_items(void *arg, int32_t worker, int64_t begin, int64_t end
 
 /* ---- recurrence ------------------------------------------------------------------------------ */
 
-static void recur(const struct job *j, int32_t head, int32_t tile, int32_t t, int32_t n)
+static float *matrix_in(const struct job *j, int32_t slot, int32_t head)
+{
+    const ptrdiff_t matrix = (ptrdiff_t)j->h->key_dim * j->h->value_dim;
+    return j->state->matrix + ((ptrdiff_t)slot * j->h->values + head) * matrix;
+}
+
+/* The head's rows from t on, none yet. */
+static struct cpu_delta delta_of(const struct job *j, int32_t head, int32_t t)
 {
     const struct recurrent_heads *h = j->h;
-    const ptrdiff_t matrix = (ptrdiff_t)h->key_dim * h->value_dim;
     const ptrdiff_t keys = (ptrdiff_t)h->keys * h->key_dim;
     float *row = j->a + t * j->a_cols;
     const float *gates = j->gates + (ptrdiff_t)t * 2 * h->values;
-    const int32_t column = tile * j->isa->delta_columns;
-    struct cpu_delta d = {.stride = j->a_cols, .gates_stride = 2 * (ptrdiff_t)h->values, .rows = n};
+    struct cpu_delta d = {.stride = j->a_cols, .gates_stride = 2 * (ptrdiff_t)h->values};
     d.keys = h->key_dim;
     d.values = h->value_dim;
-    d.state = j->state->matrix + ((ptrdiff_t)j->rows->slot[t] * h->values + head) * matrix;
+    d.state = matrix_in(j, j->rows->slot[t], head);
     d.q = row + (ptrdiff_t)(head / (h->values / h->keys)) * h->key_dim;
     d.k = d.q + keys;
     d.v = row + 2 * keys + (ptrdiff_t)head * h->value_dim;
@@ -156,7 +182,26 @@ static void recur(const struct job *j, int32_t head, int32_t tile, int32_t t, in
     d.decay = j->rules->decay[head];
     d.bias = j->rules->decay_bias[head];
     d.begins = j->rows->position[t] == 0;
-    j->isa->delta(&d, column, base_min32(h->value_dim - column, j->isa->delta_columns));
+    return d;
+}
+
+/* Up to each row that is kept, and on from there. */
+static void recur(const struct job *j, int32_t head, int32_t tile, int32_t t, int32_t n)
+{
+    const int32_t values = j->h->value_dim, column = tile * j->isa->delta_columns;
+    const int32_t columns = base_min32(values - column, j->isa->delta_columns);
+    for (const int32_t end = t + n; t < end;) {
+        struct cpu_delta d = delta_of(j, head, t);
+        while (t + d.rows < end && kept_in(j, t + d.rows++) < 0)
+            ;
+        j->isa->delta(&d, column, columns);
+        t += d.rows;
+        const int32_t keep = kept_in(j, t - 1);
+        float *to = keep < 0 ? NULL : matrix_in(j, keep, head) + column;
+        for (int32_t i = 0; to && i < j->h->key_dim; i++)
+            memcpy(to + (ptrdiff_t)i * values, d.state + (ptrdiff_t)i * values + column,
+                   (size_t)columns * sizeof *to);
+    }
 }
 
 /* Item: row + rows * (tile + tiles * head). */

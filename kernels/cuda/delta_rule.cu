@@ -58,6 +58,13 @@ DEVICE int32_t rows_ahead(const struct delta_args &p, int32_t t, int32_t slot)
     return __popc(__ballot_sync(ALL_LANES, same));
 }
 
+/* Of the n rows from t on those that are kept, a bit each. A whole warp asks. */
+DEVICE uint32_t kept_ahead(const struct delta_args &p, int32_t t, int32_t n)
+{
+    const int32_t lane = (int32_t)threadIdx.x % WARP;
+    return __ballot_sync(ALL_LANES, lane < n && p.state.keep && p.state.keep[t + lane] >= 0);
+}
+
 DEVICE float silu(float x)
 {
     return x / (1 + expf(-x));
@@ -108,10 +115,21 @@ DEVICE void load_rows(float (&x)[AHEAD], const struct delta_args &p, const float
         x[r] = r < n ? from[r * p.pitch] : 0;
 }
 
-/* y of the n rows x, of which `before` has those before them, and then those before the next. */
 template <int TAPS>
+DEVICE void put_before(const struct delta_args &p, int32_t slot, int32_t channel,
+                       const float (&before)[TAPS - 1])
+{
+    float *to = p.state.rows + (int64_t)slot * (TAPS - 1) * p.channels + channel;
+#pragma unroll
+    for (int i = 0; i < TAPS - 1; i++)
+        to[(int64_t)i * p.channels] = before[i];
+}
+
+/* y of the n rows x, of which `before` has those before them, and then those before the next. Calls
+ * fn(r) when they are those before the row that follows r. */
+template <int TAPS, typename Fn>
 DEVICE void convolve(float (&y)[AHEAD], const float (&x)[AHEAD], int32_t n,
-                     float (&before)[TAPS - 1], const float (&tap)[TAPS])
+                     float (&before)[TAPS - 1], const float (&tap)[TAPS], Fn fn)
 {
 #pragma unroll
     for (int r = 0; r < AHEAD; r++) {
@@ -125,6 +143,7 @@ DEVICE void convolve(float (&y)[AHEAD], const float (&x)[AHEAD], int32_t n,
 #pragma unroll
         for (int i = 0; i < TAPS - 1; i++)
             before[i] = i < TAPS - 2 ? before[i + 1] : x[r];
+        fn(r);
     }
 }
 
@@ -134,7 +153,7 @@ template <int TAPS> DEVICE void convolve_run(const struct delta_args &p, int32_t
     const struct channels c = channels_of(p.h, head);
     const bool is_there = (int32_t)threadIdx.x < c.count;
     const int32_t channel = c.first + (is_there ? (int32_t)threadIdx.x : 0), slot = p.slot[t];
-    float *old = p.state.rows + (int64_t)slot * (TAPS - 1) * p.channels + channel;
+    const float *old = p.state.rows + (int64_t)slot * (TAPS - 1) * p.channels + channel;
     float *a = p.a + channel;
     float tap[TAPS], before[TAPS - 1], x[AHEAD], y[AHEAD];
     int32_t n = rows_ahead(p, t, slot);
@@ -148,8 +167,12 @@ template <int TAPS> DEVICE void convolve_run(const struct delta_args &p, int32_t
     load_rows(x, p, a + t * p.pitch, n);
     for (int32_t turn = 0; n > 0; turn ^= 1) {
         const int32_t next = t + n, more = rows_ahead(p, next, slot);
+        const uint32_t kept = kept_ahead(p, t, n);
         float *to = a + t * p.pitch;
-        convolve<TAPS>(y, x, n, before, tap);
+        convolve<TAPS>(y, x, n, before, tap, [&](int r) {
+            if (kept >> r & 1 && is_there)
+                put_before<TAPS>(p, p.state.keep[t + r], channel, before);
+        });
         load_rows(x, p, a + next * p.pitch, more);
         if (c.normed)
             normalise(y, sums[turn], c.query ? 1 / sqrtf((float)p.h.key_dim) : 1);
@@ -160,10 +183,8 @@ template <int TAPS> DEVICE void convolve_run(const struct delta_args &p, int32_t
         t = next;
         n = more;
     }
-#pragma unroll
-    for (int i = 0; i < TAPS - 1; i++)
-        if (is_there)
-            old[(int64_t)i * p.channels] = before[i];
+    if (is_there)
+        put_before<TAPS>(p, slot, channel, before);
     __syncthreads(); /* another run of the block may have the same turns */
 }
 
@@ -376,6 +397,13 @@ DEVICE void for_state(struct delta_state<PIECES> &s, const struct delta_args &p,
                 fn(s.of[n][i], *(four *)(matrix + (n * PIECE + i) * p.h.value_dim));
 }
 
+template <int PIECES>
+DEVICE void put_state(struct delta_state<PIECES> &s, const struct delta_args &p,
+                      const struct delta_place &at)
+{
+    for_state(s, p, at, [](const four &of, four &memory) { memory = of; });
+}
+
 /* Begins to copy the n rows from t on, a warp each of them. */
 template <int PIECES>
 DEVICE void fetch_rows(struct delta_chunk<PIECES> &c, const struct delta_args &p, int32_t t,
@@ -441,6 +469,7 @@ DEVICE void step_rows(struct delta_state<PIECES> &s, struct delta_chunk<PIECES> 
     const int32_t lane = (int32_t)threadIdx.x % WARP, warp = (int32_t)threadIdx.x / WARP;
     const int32_t column = warp * WIDTH + lane % 4 * 4 + own_column();
     const bool puts = lane / 4 % 2 == 0 && at.first + column < p.h.value_dim; /* two have it */
+    const uint32_t kept = kept_ahead(p, t, n);
     float *to = NORMS ? c.v[0] + column
                       : (float *)gate_of(p, t, at.head) - (int64_t)p.h.values * p.h.value_dim +
                             at.first + column;
@@ -451,6 +480,8 @@ DEVICE void step_rows(struct delta_state<PIECES> &s, struct delta_chunk<PIECES> 
         const float o = step(s, c, r, c.v[r][column], asked);
         if (puts && r > 0)
             to[(r - 1) * pitch] = o;
+        if (kept >> r & 1)
+            put_state(s, p, {p.state.keep[t + r], at.head, at.first});
     }
     const float o = sums_own(asked, asked).e[0];
     if (puts)
@@ -495,7 +526,7 @@ DEVICE void recur_run(const struct delta_args &p, int32_t t, struct delta_place 
         t = next;
         n = more;
     }
-    for_state(s, p, at, [](const four &of, four &memory) { memory = of; });
+    put_state(s, p, at);
     __syncthreads(); /* another run of the block begins with the first chunk */
 }
 

@@ -128,6 +128,11 @@ void ref_delta_rule(struct backend *b, struct view out, struct view a, struct cv
         normalise(&r);
         for (int32_t n = 0; n < h->values; n++)
             head(&r, n);
+        const int32_t keep = state->keep ? state->keep[t] : -1;
+        if (keep < 0)
+            continue;
+        memcpy(state->matrix + keep * matrix, r.matrix, (size_t)matrix * sizeof *r.matrix);
+        memcpy(state->rows + keep * before, r.before, (size_t)before * sizeof *r.before);
     }
 }
 

@@ -49,6 +49,7 @@ static void prompt(struct cluster *c, int32_t slot, int32_t n, int32_t positions
             (int32_t)(numerics_mix((uint64_t)(slot * n + i)) % (uint64_t)c->footprint.limits.vocab);
     s->open[s->opens++] = (struct step_open){.slot = slot,
                                              .history = n,
+                                             .state = -1,
                                              .tokens = tokens,
                                              .params = {.top_p = 1},
                                              .rules = {.prompt = n, .repetition = 1}};

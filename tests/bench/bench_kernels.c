@@ -479,7 +479,7 @@ static void recurrence(int32_t slots, int32_t rows)
     float *conv = floats((size_t)channels * 4), *head = floats(DIM),
           *gates = floats((size_t)count * 64);
     r.rules = (struct recurrent_rules){conv, head, head, head, 1e-6f};
-    r.state = (struct recurrent_state){floats(words), floats((size_t)(slots * 3 * channels))};
+    r.state = (struct recurrent_state){floats(words), floats((size_t)(slots * 3 * channels)), NULL};
     r.a = view_f32(floats((size_t)(count * (channels + outs))), count, channels + outs);
     r.out = view_f32(floats((size_t)(count * outs)), count, outs);
     r.gates = (struct cview){gates, DTYPE_F32, count, 64};

@@ -17,7 +17,9 @@ static const struct step_limits limits = {.slots = 8,
                                           .blocks = 100,
                                           .history_max = 256,
                                           .homes = 3,
-                                          .home_rows = 22};
+                                          .home_rows = 22,
+                                          .recurs = true,
+                                          .states = 7};
 
 static void check_rows(const struct step *s)
 {
@@ -27,6 +29,7 @@ static void check_rows(const struct step *s)
         CHECK(s->slot[i] >= -1 && s->slot[i] < limits.slots);
         CHECK(s->position[i] >= 0 && s->position[i] < limits.history_max);
         CHECK(s->token[i] >= STEP_TOKEN_FROM_SLOT && s->token[i] < limits.vocab);
+        CHECK(s->keep[i] >= -1 && s->keep[i] < limits.states);
     }
     CHECK(s->samples >= 0 && s->samples <= limits.slots);
     for (int32_t i = 0; i < s->samples; i++) {
