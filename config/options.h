@@ -70,7 +70,7 @@ struct options {
     bool prefix_caching, shared_prefix_cache;
     struct {
         bool prefix_caching, max_num_seqs;
-    } said;                  /* somewhere, be it what is the default */
+    } said;                                      /* somewhere, be it what is the default */
     int64_t kv_cache_memory, state_cache_memory; /* bytes per rank, 0: automatic */
     const char *served_model_name, *generation_config;
     const char *chat_template; /* file; NULL: the model's */

@@ -144,9 +144,14 @@ void states_touch(struct states *s, int32_t place)
     at(s, place)->used = ++s->uses;
 }
 
+int32_t states_owned(const struct states *s)
+{
+    return s->owned;
+}
+
 bool states_have_room(const struct states *s)
 {
-    return 2 * s->owned < s->places;
+    return 2 * (s->owned + 1) <= s->places;
 }
 
 int32_t states_kept(const struct states *s)

@@ -34,7 +34,8 @@ int32_t states_find(const struct states *s, int32_t block, uint64_t *step);
 /* It is of use: others go before it. */
 void states_touch(struct states *s, int32_t place);
 
-/* Is less than half of the places owned? */
+int32_t states_owned(const struct states *s);
+/* May one more be owned, and half of the places have no owner? */
 bool states_have_room(const struct states *s);
 /* Places that have a state of a block, be it a forgotten one. */
 int32_t states_kept(const struct states *s);

@@ -410,15 +410,12 @@ static void test_limits(void **state)
     s->target[0] = STEP_TARGET_SAMPLE;
     s->mask[0] = -1;
     s->open[0] = (struct step_open){.history = 2, .state = -1, .tokens = tokens};
-    s->open[0].rules = (struct sample_rules){.prompt = 1,
-                                             .repetition = 1,
-                                             .biases = 2,
-                                             .bans = 2,
-                                             .bads = 2,
-                                             .bias = biased,
-                                             .ban = banned,
-                                             .bad_end = ends,
-                                             .bad = words};
+    s->open[0].rules = (struct sample_rules){.prompt = 1, .repetition = 1, .biases = 2};
+    s->open[0].rules.bans = s->open[0].rules.bads = 2;
+    s->open[0].rules.bias = biased;
+    s->open[0].rules.ban = banned;
+    s->open[0].rules.bad_end = ends;
+    s->open[0].rules.bad = words;
     const struct {
         int32_t *field, min, max;
     } fields[] = {

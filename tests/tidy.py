@@ -185,6 +185,8 @@ TESTED_BY = {
                           "tests/test_device.c",
     "engine/group.c": "tests/blackbox/test_faults.py",
     "engine/kv.c": "tests/test_kv.c",
+    "engine/states.c": "tests/test_sched_states.c",
+    "engine/sequence_keep.c": "tests/test_sched_states.c",
     "engine/kv_groups.c": "tests/test_kv_groups.c",
     "engine/lifeline.c": "tests/blackbox/test_mpi.py",
     "engine/link.c": "tests/test_link.c tests/fuzz/fuzz_link.c",

@@ -244,16 +244,6 @@ def test_no_experts(serve, tmp_path):
     assert serve(model, "-tp", 2).token_ids(prompt, 16) == wanted
 
 
-def test_no_prefixes(serve):
-    """A state is that of its last token alone: nothing of a prompt is there for the next one."""
-    server = serve(checkpoint.GOLDEN / DENSE, "-tp", 2)
-    prompt = [3 + i * i % 200 for i in range(100)]
-    wanted, _ = llama_numpy.greedy(checkpoint.GOLDEN / DENSE, prompt, 8)
-    for _ in range(3):
-        assert server.token_ids(prompt, 8) == wanted
-    assert server.metrics().sum("vllm:prefix_cache_hits_total") == 0
-
-
 @pytest.mark.parametrize("name", [NEXT, DENSE])
 def test_vectors(serve, name):
     """Of whole texts, one after the other in the same slots."""
@@ -367,10 +357,12 @@ def activation_bytes(model, *options):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_planned_states(tmp_path, ranks):
-    """As many as there are slots."""
+    """As many as there are slots, and here none for prefixes."""
     shape = family_config(tmp_path / "shape", "qwen3_next", linear_key_head_dim=256,
                           linear_value_head_dim=256)
     model, rows = shape.parent, ("-tp", ranks, "--max-num-batched-tokens", 64)
+    state = oracle.state_bytes(checkpoint.shape_of(model), ranks, 0)
+    rows += ("--state-cache-memory", state + state // 2)
     dummy = ("--load-format", "dummy")
     few, eight = activation_bytes(model, *rows, *dummy, "--max-num-seqs", 8)
     more, forty = activation_bytes(model, *rows, *dummy, "--max-num-seqs", 40)
@@ -386,7 +378,6 @@ def test_told():
     state = oracle.state_bytes(checkpoint.shape_of(checkpoint.GOLDEN / NEXT), 2, 0)
     assert state == 2 * 4 * (4 * 16 * 32 + 3 * 192)
     assert "2 of 4 layers recur: a rank keeps up to 20.5 KiB of each" in done.stdout
-    assert "no prefixes are cached" in done.stdout
     assert "recur" not in run("plan", checkpoint.GOLDEN / "qwen3_f32").stdout
     done = run("plan", checkpoint.GOLDEN / NEXT, "-tp", 8)  # rank 0 has no heads
     assert "a rank keeps up to 10.2 KiB of each" in done.stdout
@@ -409,7 +400,7 @@ def test_sequences_at_once(tmp_path):
         done = run("plan", *options, "--max-num-seqs", said)
         assert json.loads(done.stdout)["max_num_seqs"] == said and "fixes it" not in done.stderr
     done = run("plan", *options, "--max-num-seqs", 1024, "--max-num-batched-tokens", 1024)
-    assert done.returncode == 0 or "--max-num-seqs the states of sequences" in done.stderr
+    assert done.returncode == 0 or "--max-num-seqs and --state-cache-memory" in done.stderr
 
 
 @pytest.mark.skipif(is_sanitized(), reason="a sanitizer has memory of its own")
@@ -525,13 +516,11 @@ def test_other_family_than_the_file(tmp_path):
         assert tensor in fails(3, "serve", model, "--port", 0)
 
 
-@pytest.mark.parametrize("option", [
-    ("--enable-prefix-caching",), ("--speculative-config", "ngram"), ("--shared-prefix-cache",)],
-    ids=str)
-def test_refused_options(option):
-    done = run("serve", checkpoint.GOLDEN / NEXT, "--port", 0, *option, timeout=5)
+def test_refused_option():
+    option = "--speculative-config"
+    done = run("serve", checkpoint.GOLDEN / NEXT, "--port", 0, option, "ngram", timeout=5)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert option[0] in done.stderr and "layers that recur" in done.stderr
+    assert option in done.stderr and "layers that recur" in done.stderr
 
 
 def test_prefixes_may_be_said_not_to_be_cached(serve):
