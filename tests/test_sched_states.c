@@ -70,27 +70,39 @@ static void test_simulation(void **state)
 
 static const struct setting large = {8, 400, 256, 200, 48, true, false, false, 0, {0}};
 
-/* A prompt of `common` tokens that all have and others of that text. */
-static void submit(struct sim *m, int32_t common, int32_t own, int32_t text)
+static struct request *new_request(struct sim *m, int32_t max_tokens)
 {
     struct request *r = find(m, 0);
-    struct sequence *s;
-    struct err err;
     *r =
         (struct request){.id = ++m->next_id, .scored = 1, .slot = -1, .home = -1, .cancel_age = -1};
     r->params = request_params_default();
-    r->params.max_tokens = r->budget = common + own == 50 ? 70 : 1;
+    r->params.max_tokens = r->budget = max_tokens;
     r->params.ignore_eos = true;
     r->params.seed = r->id;
-    r->prompt_len = common + own;
-    for (int32_t i = 0; i < common + own; i++)
-        r->prompt[i] = (i < common ? i : 31 * text + i) % VOCAB;
+    return r;
+}
+
+static void submit_request(struct sim *m, struct request *r)
+{
+    struct sequence *s;
+    struct err err;
     assert_int_equal(sequence_open(&m->config, &r->params, r->prompt, r->prompt_len, &s, &err), OK);
     s->id = r->id;
     s->user = r;
     r->sequence = s;
     sched_submit(m->sched, s);
     m->live++;
+}
+
+/* A prompt of `common` tokens that all have and others of that text. Only to one of 50 tokens comes
+ * a long answer. */
+static void submit(struct sim *m, int32_t common, int32_t own, int32_t text)
+{
+    struct request *r = new_request(m, common + own == 50 ? 70 : 1);
+    r->prompt_len = common + own;
+    for (int32_t i = 0; i < common + own; i++)
+        r->prompt[i] = (i < common ? i : 31 * text + i) % VOCAB;
+    submit_request(m, r);
 }
 
 static int32_t rows_of_next(struct sim *m)
@@ -178,34 +190,56 @@ static void test_broken_promise(void **state)
     sim_close(m);
 }
 
+/* What text 0 of 50 tokens and the answer to it are the begin of, and then others, `count` in all.
+ */
+static void submit_next(struct sim *m, uint64_t first, int32_t count)
+{
+    struct request *r = new_request(m, 1);
+    r->prompt_len = count;
+    for (int32_t i = 0; i < count; i++)
+        r->prompt[i] = i < 50 ? i : i < 120 ? token_of(first, i - 50) : 400;
+    submit_request(m, r);
+}
+
 /* The next turn of a conversation: its prompt is the last one and the answer to it, up to the last
  * end of a block of which nothing is computed again. */
 static void test_answer(void **state)
 {
     (void)state;
     struct sim *m = sim_open_with(&large, 1, 0, 4);
-    struct request *r;
-    struct sequence *s;
-    struct err err;
     submit(m, 50, 0, 0);
     const uint64_t first = m->next_id;
     finish(m);
-    r = find(m, 0);
-    *r =
-        (struct request){.id = ++m->next_id, .scored = 1, .slot = -1, .home = -1, .cancel_age = -1};
-    r->params = request_params_default();
-    r->params.max_tokens = r->budget = 1;
-    r->params.seed = r->id;
-    r->prompt_len = 150;
-    for (int32_t i = 0; i < 150; i++)
-        r->prompt[i] = i < 50 ? i : i < 120 ? token_of(first, i - 50) : 400;
-    assert_int_equal(sequence_open(&m->config, &r->params, r->prompt, 150, &s, &err), OK);
-    s->id = r->id;
-    s->user = r;
-    r->sequence = s;
-    sched_submit(m->sched, s);
-    m->live++;
+    submit_next(m, first, 150);
     assert_int_equal(rows_of_next(m), 150 - 112);
+    finish(m);
+    sim_close(m);
+}
+
+/* While a step that moves it is in flight, the state of an answer is nowhere to be found. */
+static void test_moving_answer(void **state)
+{
+    (void)state;
+    struct sim *m = sim_open_with(&large, 1, 0, 4);
+    submit(m, 50, 0, 0);
+    const uint64_t first = m->next_id;
+    while (m->slots[0].next < 94)
+        (void)rows_of_next(m);
+    submit_next(m, first, 90);
+    assert_true(build(m)); /* 80 of its tokens are in the cache, and the state behind them */
+    assert_int_equal(m->wire->rows, 1 + 10);
+    commit(m);
+    finish(m);
+    sim_close(m);
+
+    m = sim_open_with(&large, 1, 0, 4);
+    submit(m, 50, 0, 0);
+    while (m->slots[0].next < 95)
+        (void)rows_of_next(m);
+    assert_true(build(m)); /* row 95, which ends a block */
+    submit_next(m, m->next_id, 90);
+    assert_true(build(m));
+    assert_int_equal(m->wire->rows, 1 + 90);
     finish(m);
     sim_close(m);
 }
@@ -234,6 +268,6 @@ int main(void)
         cmocka_unit_test(test_simulation),     cmocka_unit_test(test_tail),
         cmocka_unit_test(test_branch),         cmocka_unit_test(test_promise),
         cmocka_unit_test(test_broken_promise), cmocka_unit_test(test_answer),
-        cmocka_unit_test(test_places)};
+        cmocka_unit_test(test_moving_answer),  cmocka_unit_test(test_places)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
