@@ -63,6 +63,20 @@ def test_latents(device_server, name):
     assert device_server(checkpoint.GOLDEN / name).token_ids(prompt, 24) == tokens[:24]
 
 
+def test_kept_states(device_server, name="qwen3_next_f32"):
+    """A conversation goes on from the states that recorded steps have kept, as its whole text would
+    without."""
+    server = device_server(checkpoint.GOLDEN / name)
+    prompt = [3 + i * i % 200 for i in range(70)]
+    for turn in range(2):
+        wanted, _ = llama_numpy.greedy(checkpoint.GOLDEN / name, prompt, 24)
+        assert server.token_ids(prompt, 24) == wanted
+        prompt = prompt + wanted + [5 + turn, 9]
+    metrics = server.metrics()
+    assert metrics.sum("tessera:step_replays_total") > 20
+    assert metrics.sum("vllm:prefix_cache_hits_total") == (70 + 23) // 16 * 16
+
+
 def bf16(values):
     return values.astype(ml_dtypes.bfloat16).astype(numpy.float64)
 
