@@ -184,15 +184,14 @@ enum status commands_convert(const struct options *o, struct err *err)
     struct buf config;
     struct model_config m;
     struct whole w = {0};
-    buf_init(&config, 1u << 20);
+    buf_init(&config, 4u << 20); /* a word for each layer of the most there may be */
     TRY(gguf_open(o->model, &g, err));
     const enum dtype dtype = converted_dtype(o, g);
     TRY(gguf_config_put(g, dtype, &config, err));
     TRY(model_config_parse(config.data, config.len, o->model, &m, err));
     TRY(whole_open(&m, &w, err));
     watch_signals();
-    TRY(gguf_convert(g, o->output, config.data, w.tensors, w.count, m.head_dim, dtype, own_cores(),
-                     err));
+    TRY(gguf_convert(g, o->output, config.data, w.tensors, w.count, &m, dtype, own_cores(), err));
     printf("wrote %s: %s, %d tensors of %s\n", o->output, m.model_type, (int)w.count,
            dtype_name(dtype));
 out:

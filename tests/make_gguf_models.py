@@ -7,7 +7,8 @@
 
 What it writes is committed. NAME.json has the config.json that the converter saw and the shape of
 each of its tensors; the values follow from the tensors' names (see `values`) and are whole numbers
-of 2^-7, which every type holds exactly, and one more or less, too.
+of 2^-7, which every type holds exactly, and one more or less, too. Of models whose layers recur it
+also has what transformers answers.
 """
 
 import importlib
@@ -38,6 +39,24 @@ LONG = {"rope_type": "longrope", "rope_theta": 1000.0, "original_max_position_em
 
 def plain(theta):
     return {"rope_type": "default", "rope_theta": theta}
+
+
+RECURRENT = {"head_dim": 16, "linear_conv_kernel_dim": 4, "tie_word_embeddings": False,
+             "rope_parameters": {**plain(1000.0), "partial_rotary_factor": 0.25}}
+EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+           "shared_expert_intermediate_size": 64}
+
+
+def heads(keys, values, key_dim, value_dim):
+    """Of layers that recur."""
+    return {"linear_num_key_heads": keys, "linear_num_value_heads": values,
+            "linear_key_head_dim": key_dim, "linear_value_head_dim": value_dim}
+
+
+def layers(text):
+    """Those that recur, R, and those that attend."""
+    kinds = {"R": "linear_attention", "A": "full_attention"}
+    return {"num_hidden_layers": len(text), "layer_types": [kinds[letter] for letter in text]}
 
 
 # name: (type that the converter writes, model_type, what differs from BASE)
@@ -93,7 +112,26 @@ MODELS = {
         "num_hidden_layers": 3, "n_routed_experts": 4, "n_shared_experts": 1,
         "num_experts_per_tok": 2, "moe_intermediate_size": 32, "routed_scaling_factor": 2.5,
         "norm_topk_prob": True, "num_nextn_predict_layers": 1, "tie_word_embeddings": False}),
+    "qwen3_next": ("BF16", "qwen3_next", {
+        **RECURRENT, **EXPERTS, **heads(2, 4, 16, 32), **layers("RRA"), "norm_topk_prob": True,
+        "mtp_num_hidden_layers": 1}),
+    "qwen3_next_old": ("F16", "qwen3_next", {
+        **RECURRENT, **EXPERTS, **heads(2, 4, 32, 16), **layers("RARA")}),
+    "qwen3_5": ("BF16", "qwen3_5_text", {
+        **RECURRENT, **heads(2, 6, 16, 32), **layers("RARRA"), "linear_conv_kernel_dim": 3,
+        "rope_parameters": {**plain(1000.0), "partial_rotary_factor": 0.5,
+                            "mrope_interleaved": True, "mrope_section": [2, 1, 1]},
+        "mtp_num_hidden_layers": 1}),
+    "qwen3_5_q8_0": ("Q8_0", "qwen3_5_text", {
+        **RECURRENT, **heads(2, 6, 32, 16), **layers("RRA"), "tie_word_embeddings": True}),
+    "qwen3_5_moe": ("F32", "qwen3_5_moe_text", {
+        **RECURRENT, **EXPERTS, **heads(3, 6, 16, 16), **layers("RRA")}),
 }
+FUSED = ["qwen3_5_moe"]       # gates and ups of all experts are one tensor
+EARLIER = ["qwen3_next_old"]  # llama.cpp's first form
+MIXED = ["qwen3_next"]        # gates of layers that recur are of another type
+
+PROMPT = [5 + i * 7 % 53 for i in range(150)]  # beyond every window, and each original context
 
 
 def values(name, shape):
@@ -106,15 +144,36 @@ def values(name, shape):
 
 
 def guessing_layer(shapes, config):
-    """What GLM-4.5 has behind its layers to guess the token after next; transformers has it not."""
-    if not getattr(config, "num_nextn_predict_layers", 0):
-        return {}
+    """What GLM-4.5 and Qwen3.5 have behind their layers to guess the token after next; transformers
+    has it not."""
     size, last = config.hidden_size, config.num_hidden_layers - 1
-    layer = f"model.layers.{last + 1}."
-    own = {name.replace(f"model.layers.{last}.", layer): shape for name, shape in shapes.items()
-           if name.startswith(f"model.layers.{last}.")}
-    return {**own, layer + "eh_proj.weight": [size, 2 * size], layer + "enorm.weight": [size],
-            layer + "hnorm.weight": [size], layer + "shared_head.norm.weight": [size]}
+    above = f"model.layers.{last}."
+    own = {name.replace(above, ""): shape for name, shape in shapes.items() if above in name}
+    if getattr(config, "num_nextn_predict_layers", 0):
+        more = {"eh_proj.weight": [size, 2 * size], "enorm.weight": [size], "hnorm.weight": [size],
+                "shared_head.norm.weight": [size]}
+        return {f"model.layers.{last + 1}.{name}": shape for name, shape in {**own, **more}.items()}
+    if getattr(config, "mtp_num_hidden_layers", 0):
+        more = {"fc": [size, 2 * size], "norm": [size], "pre_fc_norm_embedding": [size],
+                "pre_fc_norm_hidden": [size]}
+        return {**{f"mtp.layers.0.{name}": shape for name, shape in own.items()},
+                **{f"mtp.{name}.weight": shape for name, shape in more.items()}}
+    return {}
+
+
+def answers(directory):
+    """Greedy tokens of transformers', and the logarithms of their probabilities, in fp32."""
+    import torch
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    tokens, found = list(PROMPT), []
+    with torch.inference_mode():
+        for _ in range(24):
+            scores = model(torch.tensor([tokens])).logits[0, -1].log_softmax(-1)
+            tokens.append(int(scores.argmax()))
+            found.append(float(scores.max()))
+    return {"tokens": tokens[len(PROMPT):], "logprobs": found}
 
 
 def write_checkpoint(directory, model_type, changes):
@@ -134,6 +193,21 @@ def write_checkpoint(directory, model_type, changes):
     return json.loads((directory / "config.json").read_text()), shapes
 
 
+def as_earlier(model):
+    """Of Qwen3-Next, whose queries, keys, values and gates stayed one tensor, as llama.cpp still
+    reads it, and vectors had one dimension."""
+    usual = model.modify_tensors
+
+    def modify(data, name, layer):
+        if "in_proj_qkvz" in name:
+            return [(model.map_tensor_name(name), data)]
+        return ((new, t.squeeze() if "shexp" in new else t) for new, t in usual(data, name, layer))
+
+    model.modify_tensors = modify
+    types = model.hparams.pop("layer_types")
+    model.hparams["full_attention_interval"] = 1 + types.index("full_attention")
+
+
 def convert(directory, out, kind):
     import conversion
     import gguf
@@ -151,8 +225,16 @@ def convert(directory, out, kind):
              "BF16": gguf.LlamaFileType.MOSTLY_BF16, "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0}
     model_class = base.ModelBase.from_model_architecture(name, model_type=base.ModelType.TEXT)
     model_class.set_vocab = lambda self: self._set_vocab_none()
+    model_class.no_mtp = not hparams.get("mtp_num_hidden_layers")
     with torch.inference_mode():
-        model_class(directory, kinds[kind], out, eager=True).write()
+        model = model_class(directory, kinds[kind], out, eager=True,
+                            fuse_gate_up_exps=out.stem in FUSED)
+        if out.stem in EARLIER:
+            as_earlier(model)
+        if out.stem in MIXED:
+            model.tensor_force_quant = lambda name, new_name, layer, dims: (
+                gguf.GGMLQuantizationType.F32 if "attn_gate" in new_name else False)
+        model.write()
 
 
 def main():
@@ -165,9 +247,11 @@ def main():
         with tempfile.TemporaryDirectory() as scratch:
             directory = pathlib.Path(scratch) / name
             config, shapes = write_checkpoint(directory, model_type, changes)
+            known = {"type": kind, "config": config, "tensors": shapes}
+            if "linear_num_key_heads" in config and kind != "Q8_0":
+                known["answers"] = answers(directory)
             convert(directory, OUT / f"{name}.gguf", kind)
-        (OUT / f"{name}.json").write_text(
-            json.dumps({"type": kind, "config": config, "tensors": shapes}, indent=1) + "\n")
+        (OUT / f"{name}.json").write_text(json.dumps(known, indent=1) + "\n")
         print(name, (OUT / f"{name}.gguf").stat().st_size)
 
 

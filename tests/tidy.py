@@ -140,6 +140,8 @@ TESTED_BY = {
     "weights/gguf/gguf_config.c": "tests/blackbox/test_gguf.py",
     "weights/gguf/gguf_convert.c": "tests/blackbox/test_gguf.py",
     "weights/gguf/gguf_model.c": "tests/blackbox/test_gguf.py",
+    "weights/gguf/gguf_order.c": "tests/blackbox/test_gguf.py "
+                                 "tests/blackbox/test_gguf_recurrent.py",
     "weights/gguf/gguf_bpe.c": "tests/test_gguf_tokenizer.c "
                                "tests/blackbox/test_gguf_tokenizer.py",
     "weights/gguf/gguf_pre.c": "tests/test_gguf_tokenizer.c",

@@ -13,9 +13,9 @@ static const struct gguf_arch archs[] = {
     {.name = "qwen3", .model_type = "qwen3"},
     {.name = "qwen3moe", .model_type = "qwen3_moe", .keys = "  \"norm_topk_prob\": true,\n"},
     {.name = "qwen2moe", .model_type = "qwen2_moe", .keys = "  \"norm_topk_prob\": false,\n"},
-    {.name = "gemma", .model_type = "gemma", .gemma = true},
-    {.name = "gemma2", .model_type = "gemma2", .gemma = true},
-    {.name = "gemma3", .model_type = "gemma3_text", .gemma = true},
+    {.name = "gemma", .model_type = "gemma", .gemma = true, .more = true},
+    {.name = "gemma2", .model_type = "gemma2", .gemma = true, .more = true},
+    {.name = "gemma3", .model_type = "gemma3_text", .gemma = true, .more = true},
     {.name = "phi3", .model_type = "phi3"},
     {.name = "granite", .model_type = "granite", .pairs = true},
     {.name = "smollm3", .model_type = "smollm3", .pairs = true},
@@ -23,6 +23,12 @@ static const struct gguf_arch archs[] = {
     {.name = "ernie4_5", .model_type = "ernie4_5"},
     {.name = "glm4", .model_type = "glm4"},
     {.name = "glm4moe", .model_type = "glm4_moe"},
+    {.name = "qwen3next",
+     .model_type = "qwen3_next",
+     .more = true,
+     .keys = "  \"norm_topk_prob\": true,\n"},
+    {.name = "qwen35", .model_type = "qwen3_5_text", .more = true, .tiled = true},
+    {.name = "qwen35moe", .model_type = "qwen3_5_moe_text", .more = true, .tiled = true},
 };
 
 const char *gguf_arch_prefix(const struct gguf_arch *a)

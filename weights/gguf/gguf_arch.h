@@ -5,14 +5,17 @@
 
 #include "weights/gguf/gguf.h"
 
-#define GGUF_ARCH_LAYERS_MAX 100000 /* far beyond what model_config takes */
+#define GGUF_ARCH_HYBRIDS " qwen3next qwen35 qwen35moe " /* most of whose layers recur */
+#define GGUF_ARCH_LAYERS_MAX 100000                      /* far beyond what model_config takes */
 
 struct gguf_arch {
     const char *name;       /* ours; of the file's general.architecture, but for a mixtral */
     const char *prefix;     /* of its keys; NULL: the name */
     const char *model_type; /* Hugging Face's */
     bool pairs;             /* the converter moved the rows of q and k */
-    bool gemma;             /* and added one to the gains of norms */
+    bool gemma;             /* activations, and what else is Gemma's */
+    bool more;              /* the converter added one to the gains of norms */
+    bool tiled;             /* and has value heads of layers that recur in turns (gguf_order.h) */
     const char *keys;       /* further lines of config.json */
 };
 

@@ -37,17 +37,20 @@ struct key_row {
     const char *only; /* architectures, each in blanks; NULL: all */
 };
 
-#define QWENS " qwen2moe qwen3moe "
+#define HYBRID_QWENS " qwen3next qwen35moe "
+#define QWENS " qwen2moe qwen3moe " HYBRID_QWENS
+#define PARTIAL " phi3 glm4 glm4moe " GGUF_ARCH_HYBRIDS /* may turn a part of a head only */
 
+/* rope.dimension_sections says which of several positions turns a pair: all are one in a text. */
 static const struct key_row key_rows[] = {
     {"hidden_size", "embedding_length", WHOLE, true, NULL},
     {"num_hidden_layers", "block_count", WHOLE, true, NULL},
     {"num_attention_heads", "attention.head_count", WHOLE, true, NULL},
     {"num_key_value_heads", "attention.head_count_kv", WHOLE, false, NULL},
-    {"intermediate_size", "feed_forward_length", WHOLE, true, NULL},
+    {"intermediate_size", "feed_forward_length", WHOLE, false, NULL},
     {"moe_intermediate_size", "expert_feed_forward_length", WHOLE, true, QWENS " glm4moe "},
     {"shared_expert_intermediate_size", "expert_shared_feed_forward_length", WHOLE, true,
-     " qwen2moe "},
+     " qwen2moe " HYBRID_QWENS},
     {"num_experts", "expert_count", WHOLE, true, QWENS},
     {"num_local_experts", "expert_count", WHOLE, true, " mixtral "},
     {"n_routed_experts", "expert_count", WHOLE, true, " glm4moe "},
@@ -61,6 +64,11 @@ static const struct key_row key_rows[] = {
     {"max_position_embeddings", "context_length", WHOLE, true, NULL},
     {"rms_norm_eps", "attention.layer_norm_rms_epsilon", REAL, true, NULL},
     {"head_dim", "attention.key_length", WHOLE, false, NULL},
+    {"linear_num_key_heads", "ssm.group_count", WHOLE, true, GGUF_ARCH_HYBRIDS},
+    {"linear_num_value_heads", "ssm.time_step_rank", WHOLE, true, GGUF_ARCH_HYBRIDS},
+    {"linear_key_head_dim", "ssm.state_size", WHOLE, true, GGUF_ARCH_HYBRIDS},
+    {"linear_conv_kernel_dim", "ssm.conv_kernel", WHOLE, true, GGUF_ARCH_HYBRIDS},
+    {"full_attention_interval", "full_attention_interval", WHOLE, false, GGUF_ARCH_HYBRIDS},
     {"sliding_window", "attention.sliding_window", WHOLE, true, " gemma2 gemma3 "},
     {"sliding_window_pattern", "attention.sliding_window_pattern", WHOLE, false, " gemma3 "},
     {"rope_local_base_freq", "rope.freq_base_swa", REAL, false, " gemma3 "},
@@ -313,7 +321,7 @@ static void put_own(const struct gguf *g, const struct gguf_arch *a, struct buf 
         else
             buf_puts(b, "  \"sliding_window\": null,\n");
     }
-    const bool partial = gguf_arch_is(a, " phi3 glm4 glm4moe ");
+    const bool partial = gguf_arch_is(a, PARTIAL);
     if (partial && gguf_int(gguf_arch_get(g, a, "rope.dimension_count"), &rotating) &&
         head_dim > 0) {
         buf_puts(b, "  \"partial_rotary_factor\": ");
@@ -322,15 +330,70 @@ static void put_own(const struct gguf *g, const struct gguf_arch *a, struct buf 
     }
 }
 
+/* Which layers recur, where the file names them; it counts layers that guess, too. */
+static enum status put_layer_types(const struct gguf *g, const struct gguf_arch *a, struct buf *b,
+                                   struct err *err)
+{
+    static const char key[] = "attention.recurrent_layers";
+    const struct gguf_value *v = gguf_arch_get(g, a, key);
+    int64_t blocks = 0, recurs = 0;
+    if (!v)
+        return OK;
+    gguf_int(gguf_arch_get(g, a, "block_count"), &blocks);
+    if (gguf_array_size(v) != (size_t)blocks)
+        return base_fail(err, ERR_MODEL, "%s: %s.%s: expected %lld truth values, got %zu",
+                         gguf_path(g), gguf_arch_prefix(a), key, (long long)blocks,
+                         gguf_array_size(v));
+    buf_puts(b, "  \"layer_types\": [");
+    for (int64_t i = 0; i < blocks - gguf_arch_guessing(g, a); i++) {
+        if (!gguf_array_int(v, (size_t)i, &recurs) || recurs < 0 || recurs > 1)
+            return gguf_arch_wrong(g, a, key, "truth values", err);
+        buf_printf(b, "%s\"%s\"", i > 0 ? ", " : "",
+                   recurs ? "linear_attention" : "full_attention");
+    }
+    buf_puts(b, "],\n");
+    return OK;
+}
+
+/* What layers that recur have beyond single keys. */
+static enum status put_recurrent(const struct gguf *g, const struct gguf_arch *a, struct buf *b,
+                                 struct err *err)
+{
+    static const char key[] = "ssm.inner_size";
+    enum status st = OK;
+    int64_t heads = 0, inner = 0;
+    if (!gguf_arch_is(a, GGUF_ARCH_HYBRIDS))
+        return OK;
+    TRY(put_layer_types(g, a, b, err));
+    TRY(gguf_arch_int(g, a, "ssm.time_step_rank", 1, INT32_MAX, &heads, err));
+    TRY(gguf_arch_int(g, a, key, 1, INT32_MAX, &inner, err));
+    if (inner == 0)
+        st = gguf_arch_wrong(g, a, key, "an integer", err);
+    else if (inner % heads != 0)
+        st = base_fail(err, ERR_MODEL,
+                       "%s: %s.%s: expected a multiple of ssm.time_step_rank, which is %lld, got "
+                       "%lld",
+                       gguf_path(g), gguf_arch_prefix(a), key, (long long)heads, (long long)inner);
+    else
+        buf_printf(b, "  \"linear_value_head_dim\": %lld,\n", (long long)(inner / heads));
+out:
+    return st;
+}
+
 /* What config.json has no words for has to be as the family has it. */
 static enum status check_values(const struct gguf *g, const struct gguf_arch *a, struct err *err)
 {
     enum status st = OK;
-    const bool partial = gguf_arch_is(a, " phi3 glm4 glm4moe ");
+    const bool partial = gguf_arch_is(a, PARTIAL);
     const bool sigmoid = strcmp(a->name, "glm4moe") == 0;
     int64_t blocks = 1, hidden = 0, heads = 0, head_dim = 0, ignored = 0;
     TRY(gguf_arch_int(g, a, "block_count", 1, GGUF_ARCH_LAYERS_MAX, &blocks, err));
     TRY(gguf_arch_int(g, a, "nextn_predict_layers", 0, blocks - 1, &ignored, err));
+    /* of no use where every layer has experts, and not always there */
+    if (!gguf_arch_get(g, a, "feed_forward_length") && !gguf_arch_is(a, HYBRID_QWENS)) {
+        st = gguf_arch_wrong(g, a, "feed_forward_length", "an integer", err);
+        goto out;
+    }
     TRY(gguf_arch_int(g, a, "embedding_length", 1, INT32_MAX, &hidden, err));
     TRY(gguf_arch_int(g, a, "attention.head_count", 1, INT32_MAX, &heads, err));
     head_dim = heads > 0 ? hidden / heads : 1;
@@ -387,6 +450,7 @@ enum status gguf_config_put(const struct gguf *g, enum dtype dtype, struct buf *
     buf_printf(json, "{\n  \"model_type\": \"%s\",\n", a->model_type);
     TRY(check_values(g, a, err));
     TRY(put_keys(g, a, json, err));
+    TRY(put_recurrent(g, a, json, err));
     TRY(put_rotation(g, a, json, err));
     put_own(g, a, json);
     put_biases(g, a, json);

@@ -30,6 +30,7 @@ struct converter {
     struct gguf_source *sources; /* [count] */
     int32_t count;
     enum dtype dtype;
+    const struct model_config *m;
     struct backend *pool; /* only for its threads */
     char *raw, *values;   /* a batch of rows, as it is read and as it is written */
     _Atomic bool *beyond; /* values of the file's were too large for the type */
@@ -38,28 +39,67 @@ struct converter {
 
 /* ---- what comes from where ---- */
 
-static enum status wrong_shape(const struct converter *c, const struct synth_tensor *w,
-                               const struct gguf_source *s, struct err *err)
+/* Rows and columns of a tensor, of which a vector has one row. */
+struct extent {
+    int64_t rows, cols;
+};
+
+static enum status wrong_shape(const struct converter *c, const struct gguf_tensor *t,
+                               const char *name, struct extent wanted, struct extent found,
+                               struct err *err)
 {
     return base_fail(err, ERR_MODEL, "%s: %s: expected %lld x %lld values for %s, got %lld x %lld",
-                     gguf_path(c->g), s->tensor->name, (long long)(w->ndim == 1 ? 1 : w->rows),
-                     (long long)w->cols, w->name, (long long)s->rows, (long long)s->cols);
+                     gguf_path(c->g), t->name, (long long)wanted.rows, (long long)wanted.cols, name,
+                     (long long)found.rows, (long long)found.cols);
 }
 
-static enum status find_sources(struct converter *c, int32_t head_dim, bool *used, struct err *err)
+/* The layout has a convolution as a vector, and the file a row for each channel. */
+static struct extent wanted_extent(const struct synth_tensor *w, const struct gguf_source *s,
+                                   const struct model_config *m)
+{
+    const int32_t taps = m->recurrent.taps;
+    if (s->convolution && taps > 0)
+        return (struct extent){w->cols / taps, taps};
+    return (struct extent){w->ndim == 1 ? 1 : w->rows, w->cols};
+}
+
+/* A matrix of one row may have lost that dimension. */
+static enum status check_source(const struct converter *c, const struct synth_tensor *w,
+                                const struct gguf_source *s, struct err *err)
+{
+    const struct gguf_tensor *behind = s->behind;
+    const struct extent wanted = wanted_extent(w, s, c->m);
+    const bool vector = w->ndim == 1 && !s->convolution;
+    if (behind) {
+        const struct extent more = {s->behind_rows, wanted.cols};
+        const struct extent found = {behind->ndim == 1 ? 1 : behind->shape[behind->ndim - 2],
+                                     behind->shape[behind->ndim - 1]};
+        if (behind->ndim != 2 || found.rows != more.rows || found.cols != more.cols)
+            return wrong_shape(c, behind, w->name, more, found, err);
+    }
+    if (s->rows != wanted.rows || s->cols != wanted.cols || (vector && s->tensor->ndim != 1))
+        return wrong_shape(c, s->tensor, w->name,
+                           (struct extent){wanted.rows - s->behind_rows, wanted.cols},
+                           (struct extent){s->rows - s->behind_rows, s->cols}, err);
+    if (s->head_dim > 0 && (w->ndim == 1 ? w->cols : w->rows) % s->head_dim != 0)
+        return base_fail(err, ERR_MODEL, "%s: %s: expected whole heads of %d", gguf_path(c->g),
+                         s->tensor->name, (int)s->head_dim);
+    return OK;
+}
+
+static enum status find_sources(struct converter *c, bool *used, struct err *err)
 {
     for (int32_t i = 0; i < c->count; i++) {
         const struct synth_tensor *w = &c->wanted[i];
         struct gguf_source *s = &c->sources[i];
-        if (!gguf_model_source(c->g, w->name, head_dim, s))
+        if (!gguf_model_source(c->g, w->name, c->m, s))
             return base_fail(err, ERR_MODEL, "%s: no tensor for %s", gguf_path(c->g), w->name);
-        if ((w->ndim == 1) != (s->tensor->ndim == 1) || s->cols != w->cols ||
-            (w->ndim != 1 && s->rows != w->rows))
-            return wrong_shape(c, w, s, err);
-        if (s->head_dim > 0 && (w->ndim == 1 ? w->cols : w->rows) % s->head_dim != 0)
-            return base_fail(err, ERR_MODEL, "%s: %s: expected whole heads of %d", gguf_path(c->g),
-                             s->tensor->name, (int)s->head_dim);
+        enum status st = check_source(c, w, s, err);
+        if (st != OK)
+            return st;
         used[s->tensor - gguf_tensor_at(c->g, 0)] = true;
+        if (s->behind)
+            used[s->behind - gguf_tensor_at(c->g, 0)] = true;
     }
     for (int32_t i = 0; i < gguf_tensor_count(c->g); i++) {
         const char *name = gguf_tensor_at(c->g, i)->name;
@@ -121,30 +161,55 @@ static enum dtype written_as(const struct converter *c, const struct gguf_source
 struct batch {
     const struct converter *c;
     const struct gguf_source *source;
-    size_t stride; /* bytes of a row in the file */
+    struct gguf_order order, columns;
+    size_t stride; /* bytes of a row in `raw` */
+    int64_t row;   /* the first one */
 };
+
+/* The tensor that a row of the checkpoint is in; *run: so many are there from it on. */
+static const struct gguf_tensor *row_tensor(const struct batch *b, int64_t row, int64_t *there,
+                                            int64_t *run)
+{
+    const struct gguf_source *s = b->source;
+    const int64_t own = s->rows - s->behind_rows, at = gguf_order_at(&b->order, row, run);
+    *there = at < own ? s->first + at : at - own;
+    return at < own ? s->tensor : s->behind;
+}
+
+/* Values of a row from column `at` on, as they are in the file, to where they belong in ours. */
+static void store_piece(const struct batch *b, const float *v, int64_t at, int64_t n, char *row)
+{
+    const struct gguf_source *s = b->source;
+    const enum dtype dtype = written_as(b->c, s);
+    int64_t run = 0;
+    for (int64_t i = 0; i < n; i += run) {
+        char *dst = row + (size_t)gguf_order_at(&b->columns, at + i, &run) * dtype_size(dtype);
+        run = run < n - i ? run : n - i;
+        if (dtype == DTYPE_BF16)
+            store_bf16(v + i, run, s->less, dst);
+        else if (!store(v + i, run, s->less, dtype, dst))
+            atomic_store(b->c->beyond, true);
+    }
+}
 
 static void convert_rows(void *arg, int64_t begin, int64_t end)
 {
     const struct batch *b = arg;
     const struct converter *c = b->c;
     const struct gguf_source *s = b->source;
-    const struct gguf_block_info *info = gguf_block_info(s->tensor->block);
-    const enum dtype dtype = written_as(c, s);
-    const size_t element = dtype_size(dtype);
+    const size_t element = dtype_size(written_as(c, s));
     float piece[PIECE];
+    int64_t ignored, run;
     for (int64_t i = begin; i < end; i++) {
+        const enum gguf_block block = row_tensor(b, b->row + i, &ignored, &run)->block;
+        const struct gguf_block_info *info = gguf_block_info(block);
         const char *src = c->raw + (size_t)i * b->stride;
         char *dst = c->values + (size_t)(place(i, s->head_dim) * s->cols) * element;
         for (int64_t at = 0; at < s->cols; at += PIECE) {
             const int64_t n = s->cols - at < PIECE ? s->cols - at : PIECE;
-            gguf_dequantize(s->tensor->block, src, n, piece);
+            gguf_dequantize(block, src, n, piece);
             src += n / info->values * info->bytes;
-            if (dtype == DTYPE_BF16)
-                store_bf16(piece, n, s->less, dst);
-            else if (!store(piece, n, s->less, dtype, dst))
-                atomic_store(c->beyond, true);
-            dst += (size_t)n * element;
+            store_piece(b, piece, at, n, dst);
         }
     }
 }
@@ -159,21 +224,47 @@ static int64_t batch_rows(const struct gguf_source *s, size_t stride)
 }
 
 /* Bytes of a row in the file. */
+static size_t file_stride(const struct gguf_tensor *t)
+{
+    const struct gguf_block_info *info = gguf_block_info(t->block);
+    return (size_t)(t->shape[t->ndim - 1] / info->values) * (size_t)info->bytes;
+}
+
+/* Of the longer rows where there are two tensors. */
 static size_t row_stride(const struct gguf_source *s)
 {
-    const struct gguf_block_info *info = gguf_block_info(s->tensor->block);
-    return (size_t)(s->cols / info->values) * (size_t)info->bytes;
+    const size_t own = file_stride(s->tensor), other = s->behind ? file_stride(s->behind) : 0;
+    return own > other ? own : other;
+}
+
+/* The next n rows in the order of the checkpoint. Those that are shorter come one at a time. */
+static enum status read_batch(const struct batch *b, int64_t n, struct err *err)
+{
+    int64_t there = 0, run = 0;
+    for (int64_t i = 0; i < n; i += run) {
+        const struct gguf_tensor *t = row_tensor(b, b->row + i, &there, &run);
+        run = file_stride(t) < b->stride ? 1 : run < n - i ? run : n - i;
+        enum status st =
+            gguf_read_rows(b->c->g, t, there, run, b->c->raw + (size_t)i * b->stride, err);
+        if (st != OK)
+            return st;
+    }
+    return OK;
 }
 
 static enum status write_matrix(struct converter *c, const struct gguf_source *s,
                                 struct safetensors_writer *w, struct err *err)
 {
-    struct batch b = {.c = c, .source = s, .stride = row_stride(s)};
+    struct batch b = {.c = c,
+                      .source = s,
+                      .order = gguf_order_of(s->order, &c->m->recurrent),
+                      .columns = gguf_order_of(s->columns, &c->m->recurrent),
+                      .stride = row_stride(s)};
     const size_t row_bytes = (size_t)s->cols * dtype_size(written_as(c, s));
     const int64_t step = batch_rows(s, b.stride);
-    for (int64_t row = 0; row < s->rows; row += step) {
-        const int64_t n = s->rows - row < step ? s->rows - row : step;
-        enum status st = gguf_read_rows(c->g, s->tensor, s->first + row, n, c->raw, err);
+    for (; b.row < s->rows; b.row += step) {
+        const int64_t n = s->rows - b.row < step ? s->rows - b.row : step;
+        enum status st = read_batch(&b, n, err);
         if (st != OK)
             return st;
         backend_parallel(c->pool, n, n / 64 + 1, convert_rows, &b);
@@ -185,25 +276,43 @@ static enum status write_matrix(struct converter *c, const struct gguf_source *s
     return OK;
 }
 
+/* The logarithms of what the file has of a decay, less than 0 all of them. */
+static enum status undo_exp(const struct converter *c, const struct gguf_source *s, float *v,
+                            struct err *err)
+{
+    for (int64_t i = 0; i < s->cols; i++) {
+        if (!(v[i] < 0) || !isfinite(v[i]))
+            return base_fail(err, ERR_MODEL,
+                             "%s: %s: expected values below 0 (each minus an exponential), got %g",
+                             gguf_path(c->g), s->tensor->name, (double)v[i]);
+        v[i] = (float)log(-(double)v[i]);
+    }
+    return OK;
+}
+
 /* Of a bias the values are what rows are of a matrix. */
 static enum status write_vector(struct converter *c, const struct gguf_source *s,
                                 struct safetensors_writer *w, struct err *err)
 {
+    enum status st = OK;
     const enum dtype dtype = written_as(c, s);
     const size_t element = dtype_size(dtype);
+    const struct gguf_order order = gguf_order_of(s->order, &c->m->recurrent);
+    int64_t run = 0;
     float *values = malloc((size_t)s->cols * sizeof *values);
     if (!values)
         return base_fail(err, ERR_NOMEM, "no memory for %lld values", (long long)s->cols);
-    enum status st = gguf_read_rows(c->g, s->tensor, 0, 1, c->raw, err);
-    if (st == OK) {
-        gguf_dequantize(s->tensor->block, c->raw, s->cols, values);
-        for (int64_t i = 0; i < s->cols; i++)
-            if (!store(&values[i], 1, s->less, dtype,
-                       c->values + (size_t)place(i, s->head_dim) * element))
-                atomic_store(c->beyond, true);
-        st = safetensors_write(w, c->values, (size_t)s->cols * element, err);
-        outdir_advance(&c->progress, (size_t)s->cols * element);
-    }
+    TRY(gguf_read_rows(c->g, s->tensor, 0, 1, c->raw, err));
+    gguf_dequantize(s->tensor->block, c->raw, s->cols, values);
+    if (s->decay)
+        TRY(undo_exp(c, s, values, err));
+    for (int64_t i = 0; i < s->cols; i++)
+        if (!store(&values[gguf_order_at(&order, i, &run)], 1, s->less, dtype,
+                   c->values + (size_t)place(i, s->head_dim) * element))
+            atomic_store(c->beyond, true);
+    TRY(safetensors_write(w, c->values, (size_t)s->cols * element, err));
+    outdir_advance(&c->progress, (size_t)s->cols * element);
+out:
     free(values);
     return st;
 }
@@ -230,9 +339,10 @@ static enum status declare(struct converter *c, struct safetensors_entry **out, 
         *values = wide > *values ? wide : *values;
         e->name = (char *)(uintptr_t)c->wanted[i].name; /* the writer only reads it */
         e->dtype = written_as(c, s);
-        e->ndim = s->tensor->ndim == 1 ? 1 : 2;
+        e->ndim = s->convolution ? 3 : c->wanted[i].ndim;
         e->shape[0] = e->ndim == 1 ? s->cols : s->rows;
-        e->shape[1] = s->cols;
+        e->shape[1] = s->convolution ? 1 : s->cols;
+        e->shape[2] = s->cols;
         c->progress.total += (size_t)(s->rows * s->cols) * element;
     }
     *out = entries;
@@ -335,20 +445,21 @@ out:
 }
 
 enum status gguf_convert(const struct gguf *g, const char *dir, const char *config_json,
-                         const struct synth_tensor *wanted, int32_t count, int32_t head_dim,
-                         enum dtype dtype, int32_t threads, struct err *err)
+                         const struct synth_tensor *wanted, int32_t count,
+                         const struct model_config *m, enum dtype dtype, int32_t threads,
+                         struct err *err)
 {
     enum status st = OK;
     _Atomic bool beyond = false;
     struct converter c = {
-        .g = g, .wanted = wanted, .count = count, .dtype = dtype, .beyond = &beyond};
+        .g = g, .wanted = wanted, .count = count, .dtype = dtype, .m = m, .beyond = &beyond};
     bool *used = calloc((size_t)gguf_tensor_count(g) + 1, sizeof *used);
     c.sources = calloc((size_t)count + 1, sizeof *c.sources);
     if (!used || !c.sources) {
         st = base_fail(err, ERR_NOMEM, "%s: no memory for %d tensors", gguf_path(g), (int)count);
         goto out;
     }
-    TRY(find_sources(&c, head_dim, used, err));
+    TRY(find_sources(&c, used, err));
     TRY(check_vocabulary(g, err));
     TRY(backend_open("cpu", threads, &c.pool, err));
     st = write_directory(&c, dir, config_json, err);

@@ -9,6 +9,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* A matrix that the converter leaves in fp32 whatever the others are. */
+static bool stays_wide(const char *tensor)
+{
+    return strstr(tensor, "ffn_gate_inp") || strstr(tensor, "ssm_conv1d");
+}
+
 enum dtype gguf_model_dtype(const struct gguf *g)
 {
     static const struct {
@@ -19,7 +25,7 @@ enum dtype gguf_model_dtype(const struct gguf *g)
         bool all = true;
         for (int32_t j = 0; j < gguf_tensor_count(g) && all; j++) {
             const struct gguf_tensor *t = gguf_tensor_at(g, j);
-            all = t->ndim < 2 || t->block == plain[i].block || strstr(t->name, "ffn_gate_inp");
+            all = t->ndim < 2 || t->block == plain[i].block || stays_wide(t->name);
         }
         if (all)
             return plain[i].dtype;
@@ -29,66 +35,97 @@ enum dtype gguf_model_dtype(const struct gguf *g)
 
 /* ---- tensors ---- */
 
-#define HEADS 1 /* rows of heads */
-#define NORM 2  /* gains */
-#define EXACT 3 /* fp32 whatever the others are */
+/* What a tensor is. */
+enum what {
+    PLAIN,
+    HEADS,  /* rows of heads */
+    NORM,   /* gains */
+    EXACT,  /* fp32 whatever the others are */
+    DECAY,  /* that, and of value heads; minus its exponential */
+    VALUES, /* of layers that recur, as in enum gguf_order_kind */
+    VALUE_ROWS,
+    VALUE_COLS,
+    CHANNELS,
+    CONVOLUTION, /* the same */
+    BY_KEY_HEAD, /* with attn_gate.weight behind it */
+    /* Rows that count only where the file has the tensor: */
+    WHOLE, /* as in the checkpoint */
+    GATES, /* the first half of each expert's rows, */
+    UPS,   /* the second */
+};
 
 /* In a block of the file, and in a layer of the checkpoint, where "%d" is the expert. */
 struct name_row {
     const char *hf, *gguf;
-    int what;
+    enum what what;
     const char *only; /* as in key_row */
 };
 
 static const struct name_row whole_rows[] = {
-    {"model.embed_tokens.weight", "token_embd.weight", 0, NULL},
+    {"model.embed_tokens.weight", "token_embd.weight", PLAIN, NULL},
     {"model.norm.weight", "output_norm.weight", NORM, NULL},
-    {"lm_head.weight", "output.weight", 0, NULL},
+    {"lm_head.weight", "output.weight", PLAIN, NULL},
 };
 
 #define GEMMAS " gemma2 gemma3 "
+#define LINEAR "linear_attn."
 
 /* The first row that fits counts. */
 static const struct name_row layer_rows[] = {
     {"input_layernorm.weight", "attn_norm.weight", NORM, NULL},
     {"self_attn.q_proj.weight", "attn_q.weight", HEADS, NULL},
     {"self_attn.k_proj.weight", "attn_k.weight", HEADS, NULL},
-    {"self_attn.v_proj.weight", "attn_v.weight", 0, NULL},
-    {"self_attn.qkv_proj.weight", "attn_qkv.weight", 0, NULL},
+    {"self_attn.v_proj.weight", "attn_v.weight", PLAIN, NULL},
+    {"self_attn.qkv_proj.weight", "attn_qkv.weight", PLAIN, NULL},
     {"self_attn.q_proj.bias", "attn_q.bias", HEADS, NULL},
     {"self_attn.k_proj.bias", "attn_k.bias", HEADS, NULL},
-    {"self_attn.v_proj.bias", "attn_v.bias", 0, NULL},
-    {"self_attn.o_proj.weight", "attn_output.weight", 0, NULL},
-    {"self_attn.o_proj.bias", "attn_output.bias", 0, NULL},
+    {"self_attn.v_proj.bias", "attn_v.bias", PLAIN, NULL},
+    {"self_attn.o_proj.weight", "attn_output.weight", PLAIN, NULL},
+    {"self_attn.o_proj.bias", "attn_output.bias", PLAIN, NULL},
     {"self_attn.q_norm.weight", "attn_q_norm.weight", NORM, NULL},
     {"self_attn.k_norm.weight", "attn_k_norm.weight", NORM, NULL},
-    {"post_attention_layernorm.weight", "post_attention_norm.weight", NORM, GEMMAS},
-    {"post_attention_layernorm.weight", "post_attention_norm.weight", 0, " seed_oss glm4moe "},
+    {LINEAR "in_proj_qkvz.weight", "ssm_in.weight", WHOLE, NULL}, /* llama.cpp's first form */
+    {LINEAR "in_proj_qkvz.weight", "attn_qkv.weight", BY_KEY_HEAD, NULL},
+    {LINEAR "in_proj_ba.weight", "ssm_ba.weight", PLAIN, NULL},
+    {LINEAR "in_proj_qkv.weight", "attn_qkv.weight", CHANNELS, NULL},
+    {LINEAR "in_proj_z.weight", "attn_gate.weight", VALUE_ROWS, NULL},
+    {LINEAR "in_proj_b.weight", "ssm_beta.weight", VALUES, NULL},
+    {LINEAR "in_proj_a.weight", "ssm_alpha.weight", VALUES, NULL},
+    {LINEAR "conv1d.weight", "ssm_conv1d.weight", CONVOLUTION, NULL},
+    {LINEAR "A_log", "ssm_a", DECAY, NULL},
+    {LINEAR "dt_bias", "ssm_dt.bias", VALUES, NULL},
+    {LINEAR "norm.weight", "ssm_norm.weight", EXACT, NULL},
+    {LINEAR "out_proj.weight", "ssm_out.weight", VALUE_COLS, NULL},
+    {"post_attention_layernorm.weight", "post_attention_norm.weight", NORM,
+     GEMMAS GGUF_ARCH_HYBRIDS},
+    {"post_attention_layernorm.weight", "post_attention_norm.weight", PLAIN, " seed_oss glm4moe "},
     {"post_attention_layernorm.weight", "ffn_norm.weight", NORM, NULL},
     {"pre_feedforward_layernorm.weight", "ffn_norm.weight", NORM, NULL},
     {"post_feedforward_layernorm.weight", "post_ffw_norm.weight", NORM, NULL},
-    {"post_self_attn_layernorm.weight", "post_attention_norm.weight", 0, NULL},
-    {"post_mlp_layernorm.weight", "post_ffw_norm.weight", 0, NULL},
-    {"mlp.gate_proj.weight", "ffn_gate.weight", 0, NULL},
-    {"mlp.up_proj.weight", "ffn_up.weight", 0, NULL},
-    {"mlp.gate_up_proj.weight", "ffn_up.weight", 0, NULL},
-    {"mlp.down_proj.weight", "ffn_down.weight", 0, NULL},
-    {"mlp.gate.weight", "ffn_gate_inp.weight", 0, NULL},
+    {"post_self_attn_layernorm.weight", "post_attention_norm.weight", PLAIN, NULL},
+    {"post_mlp_layernorm.weight", "post_ffw_norm.weight", PLAIN, NULL},
+    {"mlp.gate_proj.weight", "ffn_gate.weight", PLAIN, NULL},
+    {"mlp.up_proj.weight", "ffn_up.weight", PLAIN, NULL},
+    {"mlp.gate_up_proj.weight", "ffn_up.weight", PLAIN, NULL},
+    {"mlp.down_proj.weight", "ffn_down.weight", PLAIN, NULL},
+    {"mlp.gate.weight", "ffn_gate_inp.weight", PLAIN, NULL},
     {"mlp.gate.e_score_correction_bias", "exp_probs_b.bias", EXACT, NULL},
-    {"mlp.shared_expert_gate.weight", "ffn_gate_inp_shexp.weight", 0, NULL},
-    {"mlp.shared_expert.gate_proj.weight", "ffn_gate_shexp.weight", 0, NULL},
-    {"mlp.shared_expert.up_proj.weight", "ffn_up_shexp.weight", 0, NULL},
-    {"mlp.shared_expert.down_proj.weight", "ffn_down_shexp.weight", 0, NULL},
-    {"mlp.shared_experts.gate_proj.weight", "ffn_gate_shexp.weight", 0, NULL},
-    {"mlp.shared_experts.up_proj.weight", "ffn_up_shexp.weight", 0, NULL},
-    {"mlp.shared_experts.down_proj.weight", "ffn_down_shexp.weight", 0, NULL},
-    {"mlp.experts.%d.gate_proj.weight", "ffn_gate_exps.weight", 0, NULL},
-    {"mlp.experts.%d.up_proj.weight", "ffn_up_exps.weight", 0, NULL},
-    {"mlp.experts.%d.down_proj.weight", "ffn_down_exps.weight", 0, NULL},
-    {"block_sparse_moe.gate.weight", "ffn_gate_inp.weight", 0, NULL},
-    {"block_sparse_moe.experts.%d.w1.weight", "ffn_gate_exps.weight", 0, NULL},
-    {"block_sparse_moe.experts.%d.w3.weight", "ffn_up_exps.weight", 0, NULL},
-    {"block_sparse_moe.experts.%d.w2.weight", "ffn_down_exps.weight", 0, NULL},
+    {"mlp.shared_expert_gate.weight", "ffn_gate_inp_shexp.weight", PLAIN, NULL},
+    {"mlp.shared_expert.gate_proj.weight", "ffn_gate_shexp.weight", PLAIN, NULL},
+    {"mlp.shared_expert.up_proj.weight", "ffn_up_shexp.weight", PLAIN, NULL},
+    {"mlp.shared_expert.down_proj.weight", "ffn_down_shexp.weight", PLAIN, NULL},
+    {"mlp.shared_experts.gate_proj.weight", "ffn_gate_shexp.weight", PLAIN, NULL},
+    {"mlp.shared_experts.up_proj.weight", "ffn_up_shexp.weight", PLAIN, NULL},
+    {"mlp.shared_experts.down_proj.weight", "ffn_down_shexp.weight", PLAIN, NULL},
+    {"mlp.experts.%d.gate_proj.weight", "ffn_gate_up_exps.weight", GATES, NULL},
+    {"mlp.experts.%d.up_proj.weight", "ffn_gate_up_exps.weight", UPS, NULL},
+    {"mlp.experts.%d.gate_proj.weight", "ffn_gate_exps.weight", PLAIN, NULL},
+    {"mlp.experts.%d.up_proj.weight", "ffn_up_exps.weight", PLAIN, NULL},
+    {"mlp.experts.%d.down_proj.weight", "ffn_down_exps.weight", PLAIN, NULL},
+    {"block_sparse_moe.gate.weight", "ffn_gate_inp.weight", PLAIN, NULL},
+    {"block_sparse_moe.experts.%d.w1.weight", "ffn_gate_exps.weight", PLAIN, NULL},
+    {"block_sparse_moe.experts.%d.w3.weight", "ffn_up_exps.weight", PLAIN, NULL},
+    {"block_sparse_moe.experts.%d.w2.weight", "ffn_down_exps.weight", PLAIN, NULL},
 };
 
 /* A run of digits below 10^9 at *text, which is moved behind it; -1: none. */
@@ -115,43 +152,88 @@ static bool fits(const char *pattern, const char *name, int32_t *expert)
     return *expert >= 0 && strcmp(number + 2, name) == 0;
 }
 
-static const struct name_row *find_row(const struct gguf_arch *a, const char *name, int32_t *layer,
-                                       int32_t *expert)
+/* A tensor's name in a checkpoint, taken apart. */
+struct parsed {
+    const char *in_layer; /* behind the layer's number; of no layer's: the name */
+    int32_t layer;        /* -1: of no layer's */
+};
+
+static bool parse(const char *name, struct parsed *out)
 {
     static const char layers[] = "model.layers.";
-    const bool in_layer = strncmp(name, layers, sizeof layers - 1) == 0;
-    const struct name_row *rows = in_layer ? layer_rows : whole_rows;
-    const size_t count = in_layer ? ARRAY_LEN(layer_rows) : ARRAY_LEN(whole_rows);
-    *layer = -1;
-    if (in_layer) {
-        name += sizeof layers - 1;
-        *layer = take_number(&name);
-        if (*layer < 0 || *name++ != '.')
-            return NULL;
-    }
+    *out = (struct parsed){name, -1};
+    if (strncmp(name, layers, sizeof layers - 1) != 0)
+        return true;
+    out->in_layer += sizeof layers - 1;
+    out->layer = take_number(&out->in_layer);
+    return out->layer >= 0 && *out->in_layer++ == '.';
+}
+
+/* By its name within a layer; NULL when absent. */
+static const struct gguf_tensor *find_tensor(const struct gguf *g, int32_t layer, const char *name)
+{
+    char full[128];
+    if (layer >= 0)
+        snprintf(full, sizeof full, "blk.%d.%s", (int)layer, name);
+    else
+        snprintf(full, sizeof full, "%s", name);
+    return gguf_find_tensor(g, full);
+}
+
+static const struct name_row *find_row(const struct gguf *g, const struct gguf_arch *a,
+                                       const struct parsed *p, int32_t *expert)
+{
+    const struct name_row *rows = p->layer >= 0 ? layer_rows : whole_rows;
+    const size_t count = p->layer >= 0 ? ARRAY_LEN(layer_rows) : ARRAY_LEN(whole_rows);
     for (size_t i = 0; i < count; i++) {
-        const bool its = !rows[i].only || gguf_arch_is(a, rows[i].only);
-        if (its && fits(rows[i].hf, name, expert))
-            return &rows[i];
+        const struct name_row *r = &rows[i];
+        const bool its = !r->only || gguf_arch_is(a, r->only);
+        if (its && fits(r->hf, p->in_layer, expert) &&
+            (r->what < WHOLE || find_tensor(g, p->layer, r->gguf)))
+            return r;
     }
     return NULL;
 }
 
-bool gguf_model_source(const struct gguf *g, const char *name, int32_t head_dim,
+/* How the rows are ordered of an architecture that is `tiled`. */
+static const enum gguf_order_kind order_kinds[] = {
+    [DECAY] = GGUF_ORDER_VALUES,          [VALUES] = GGUF_ORDER_VALUES,
+    [VALUE_ROWS] = GGUF_ORDER_VALUE_ROWS, [CHANNELS] = GGUF_ORDER_CHANNELS,
+    [CONVOLUTION] = GGUF_ORDER_CHANNELS,  [UPS] = GGUF_ORDER_NONE,
+};
+
+/* Which rows and columns of the tensor it is. False: another one is missing. */
+static bool arrange(const struct gguf *g, const struct gguf_arch *a, enum what what, int32_t layer,
+                    const struct model_config *m, struct gguf_source *out)
+{
+    const struct recurrent_config *r = &m->recurrent;
+    if (what == GATES || what == UPS) { /* an odd number is not that of any experts */
+        out->first += what == UPS ? out->rows / 2 : 0;
+        out->rows = out->rows % 2 == 0 ? out->rows / 2 : out->rows;
+    }
+    if (a->tiled && r->values > r->keys) {
+        out->order = order_kinds[what];
+        out->columns = what == VALUE_COLS ? GGUF_ORDER_VALUE_COLS : GGUF_ORDER_NONE;
+    }
+    if (what == BY_KEY_HEAD) {
+        out->order = GGUF_ORDER_BY_KEY_HEAD;
+        out->behind = find_tensor(g, layer, "attn_gate.weight");
+        out->behind_rows = (int64_t)r->values * r->value_dim;
+        out->rows += out->behind_rows;
+        return out->behind != NULL;
+    }
+    return true;
+}
+
+bool gguf_model_source(const struct gguf *g, const char *name, const struct model_config *m,
                        struct gguf_source *out)
 {
-    int32_t layer, expert;
-    char full[128];
+    int32_t expert = -1;
+    struct parsed p;
     struct err ignored;
     const struct gguf_arch *a = gguf_arch_find(g, &ignored);
-    const struct name_row *row = a ? find_row(a, name, &layer, &expert) : NULL;
-    if (!row)
-        return false;
-    if (layer >= 0)
-        snprintf(full, sizeof full, "blk.%d.%s", (int)layer, row->gguf);
-    else
-        snprintf(full, sizeof full, "%s", row->gguf);
-    const struct gguf_tensor *t = gguf_find_tensor(g, full);
+    const struct name_row *row = a && parse(name, &p) ? find_row(g, a, &p, &expert) : NULL;
+    const struct gguf_tensor *t = row ? find_tensor(g, p.layer, row->gguf) : NULL;
     const bool experts = expert >= 0;
     if (!t || t->ndim != (experts ? 3 : t->ndim == 1 ? 1 : 2) || (experts && expert >= t->shape[0]))
         return false;
@@ -159,12 +241,14 @@ bool gguf_model_source(const struct gguf *g, const char *name, int32_t head_dim,
         .tensor = t,
         .rows = t->ndim == 1 ? 1 : t->shape[t->ndim - 2],
         .cols = t->shape[t->ndim - 1],
-        .head_dim = row->what == HEADS && a->pairs ? head_dim : 0,
-        .less = row->what == NORM && a->gemma ? 1 : 0,
-        .exact = row->what == EXACT,
+        .head_dim = row->what == HEADS && a->pairs ? m->head_dim : 0,
+        .less = row->what == NORM && a->more ? 1 : 0,
+        .exact = row->what == EXACT || row->what == DECAY,
+        .decay = row->what == DECAY,
+        .convolution = row->what == CONVOLUTION,
     };
     out->first = experts ? expert * out->rows : 0;
-    return true;
+    return arrange(g, a, row->what, p.layer, m, out);
 }
 
 bool gguf_model_is_left_out(const struct gguf *g, const char *tensor)
