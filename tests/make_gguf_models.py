@@ -7,8 +7,8 @@
 
 What it writes is committed. NAME.json has the config.json that the converter saw and the shape of
 each of its tensors; the values follow from the tensors' names (see `values`) and are whole numbers
-of 2^-7, which every type holds exactly, and one more or less, too. Of models whose layers recur it
-also has what transformers answers.
+of 2^-7, which every type holds exactly, and one more or less, too. Of models whose layers recur,
+and of those with latents, it also has what transformers answers.
 """
 
 import importlib
@@ -45,6 +45,10 @@ RECURRENT = {"head_dim": 16, "linear_conv_kernel_dim": 4, "tie_word_embeddings":
              "rope_parameters": {**plain(1000.0), "partial_rotary_factor": 0.25}}
 EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
            "shared_expert_intermediate_size": 64}
+
+LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 64, "qk_rope_head_dim": 16,
+          "first_k_dense_replace": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+          "tie_word_embeddings": False}
 
 
 def heads(keys, values, key_dim, value_dim):
@@ -126,9 +130,28 @@ MODELS = {
         **RECURRENT, **heads(2, 6, 32, 16), **layers("RRA"), "tie_word_embeddings": True}),
     "qwen3_5_moe": ("F32", "qwen3_5_moe_text", {
         **RECURRENT, **EXPERTS, **heads(3, 6, 16, 16), **layers("RRA")}),
+    "deepseek_v2": ("BF16", "deepseek_v2", {
+        **LATENT, "q_lora_rank": None, "n_routed_experts": 3, "n_shared_experts": 2,
+        "routed_scaling_factor": 1.0, "topk_method": "greedy", "n_group": 1, "topk_group": 1,
+        "qk_nope_head_dim": 32, "v_head_dim": 16, "norm_topk_prob": False,
+        "rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707}}),
+    "deepseek_v2_old": ("F16", "deepseek_v2", {
+        **LATENT, "q_lora_rank": 32, "n_routed_experts": 3, "n_shared_experts": 1,
+        "routed_scaling_factor": 16.0, "topk_method": "greedy", "n_group": 1, "topk_group": 1,
+        "qk_nope_head_dim": 16, "v_head_dim": 32, "norm_topk_prob": False,
+        "rope_parameters": plain(1000.0)}),
+    "deepseek_v3": ("F32", "deepseek_v3", {
+        **LATENT, "q_lora_rank": 32, "n_routed_experts": 4, "n_shared_experts": 1,
+        "routed_scaling_factor": 2.5, "n_group": 2, "topk_group": 1, "norm_topk_prob": True,
+        "qk_nope_head_dim": 16, "v_head_dim": 32, "scoring_func": "sigmoid",
+        "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}}),
+    "deepseek_v3_q8_0": ("Q8_0", "deepseek_v3", {
+        **LATENT, "q_lora_rank": 32, "n_routed_experts": 4, "n_shared_experts": 1,
+        "routed_scaling_factor": 2.5, "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
+        "qk_nope_head_dim": 32, "v_head_dim": 32, "scoring_func": "sigmoid",
+        "rope_parameters": plain(1000.0)}),
 }
 FUSED = ["qwen3_5_moe"]       # gates and ups of all experts are one tensor
-EARLIER = ["qwen3_next_old"]  # llama.cpp's first form
 MIXED = ["qwen3_next"]        # gates of layers that recur are of another type
 
 PROMPT = [5 + i * 7 % 53 for i in range(150)]  # beyond every window, and each original context
@@ -193,19 +216,40 @@ def write_checkpoint(directory, model_type, changes):
     return json.loads((directory / "config.json").read_text()), shapes
 
 
-def as_earlier(model):
-    """Of Qwen3-Next, whose queries, keys, values and gates stayed one tensor, as llama.cpp still
-    reads it, and vectors had one dimension."""
+def whole(model, name):
+    """A tensor that the converter cuts, and did not at first."""
     usual = model.modify_tensors
+    model.modify_tensors = lambda data, tensor, layer: (
+        [(model.map_tensor_name(tensor), data)] if name in tensor else usual(data, tensor, layer))
 
-    def modify(data, name, layer):
-        if "in_proj_qkvz" in name:
-            return [(model.map_tensor_name(name), data)]
-        return ((new, t.squeeze() if "shexp" in new else t) for new, t in usual(data, name, layer))
 
-    model.modify_tensors = modify
+def as_earlier_next(model):
+    """Qwen3-Next's queries, keys, values and gates in one tensor, as llama.cpp still reads it,
+    vectors of one dimension, and layers that attend by their interval alone."""
+    whole(model, "in_proj_qkvz")
+    usual = model.modify_tensors
+    model.modify_tensors = lambda data, tensor, layer: (
+        (name, t.squeeze() if "shexp" in name else t) for name, t in usual(data, tensor, layer))
     types = model.hparams.pop("layer_types")
     model.hparams["full_attention_interval"] = 1 + types.index("full_attention")
+
+
+def as_earlier_deepseek(model):
+    """Keys and values of all heads in one tensor, and widths of heads, not of latents."""
+    whole(model, "kv_b_proj")
+    usual, known = model.set_gguf_parameters, dict(model.hparams)
+
+    def set_parameters():
+        usual()
+        keys = model.gguf_writer.kv_data[0]
+        for name in ("key_length", "value_length"):
+            keys[f"deepseek2.attention.{name}"] = keys.pop(f"deepseek2.attention.{name}_mla")
+        keys["deepseek2.attention.head_count_kv"].value = known["num_attention_heads"]
+
+    model.set_gguf_parameters = set_parameters
+
+
+EARLIER = {"qwen3_next_old": as_earlier_next, "deepseek_v2_old": as_earlier_deepseek}
 
 
 def convert(directory, out, kind):
@@ -230,7 +274,7 @@ def convert(directory, out, kind):
         model = model_class(directory, kinds[kind], out, eager=True,
                             fuse_gate_up_exps=out.stem in FUSED)
         if out.stem in EARLIER:
-            as_earlier(model)
+            EARLIER[out.stem](model)
         if out.stem in MIXED:
             model.tensor_force_quant = lambda name, new_name, layer, dims: (
                 gguf.GGMLQuantizationType.F32 if "attn_gate" in new_name else False)
@@ -248,7 +292,7 @@ def main():
             directory = pathlib.Path(scratch) / name
             config, shapes = write_checkpoint(directory, model_type, changes)
             known = {"type": kind, "config": config, "tensors": shapes}
-            if "linear_num_key_heads" in config and kind != "Q8_0":
+            if {"linear_num_key_heads", "kv_lora_rank"} & set(config) and kind != "Q8_0":
                 known["answers"] = answers(directory)
             convert(directory, OUT / f"{name}.gguf", kind)
         (OUT / f"{name}.json").write_text(json.dumps(known, indent=1) + "\n")

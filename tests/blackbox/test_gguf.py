@@ -59,7 +59,13 @@ def as_q8_0(values):
 
 
 def coded(tensor, values, config):
-    """As the file has it in codes: blocks are of columns in the file's order."""
+    """As the file has it in codes: blocks are of columns in the file's order, and of keys of a
+    latent down the columns."""
+    if tensor.endswith(".kv_b_proj.weight"):
+        heads = values.reshape(config["num_attention_heads"], -1, values.shape[1])
+        keys, v = numpy.split(heads, [config["qk_nope_head_dim"]], axis=1)
+        keys = as_q8_0(keys.swapaxes(1, 2)).swapaxes(1, 2)
+        return numpy.concatenate([keys, as_q8_0(v)], axis=1).reshape(values.shape)
     if not tensor.endswith(".linear_attn.out_proj.weight"):
         return as_q8_0(values)
     keys, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
@@ -88,7 +94,7 @@ def test_every_tensor_comes_back(tmp_path, name):
         exact = tensor.endswith(EXACT)
         assert found[tensor].dtype == fp8.TYPES["F32" if exact else kind], tensor
         wanted = corpus.values(tensor, shape)
-        if codes and len(shape) == 2:
+        if codes and len(shape) == 2 and not tensor.endswith("mlp.gate.weight"):
             wanted = coded(tensor, wanted, known["config"])
         if tensor.endswith(".A_log"):
             assert found[tensor] == pytest.approx(wanted, abs=3e-7), tensor
@@ -116,6 +122,31 @@ def test_model_answers_as_the_original(serve, tmp_path, name):
     assert answers[0] == answers[1]
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if "answers" in read_known(name)])
+def test_answers_of_transformers(serve, tmp_path, name):
+    """To the checkpoint that the converter saw."""
+    wanted = read_known(name)["answers"]
+    converted(name, tmp_path / "model", "--dtype", "float32")
+    for ranks in (1, 3):
+        server = serve(tmp_path / "model", "--skip-tokenizer-init", "-tp", ranks)
+        reply = server.complete(PROMPT, max_tokens=24, temperature=0, logprobs=0, ignore_eos=True,
+                                return_token_ids=True)["choices"][0]
+        assert reply["token_ids"] == wanted["tokens"]
+        assert reply["logprobs"]["token_logprobs"] == pytest.approx(wanted["logprobs"], abs=1e-4)
+
+
+def test_numbers_that_are_not_said(tmp_path):
+    """Are what llama.cpp takes for them, not what DeepSeek's class does."""
+    changes = [change for name in (b"count", b"used_count")
+               for change in lost(b"deepseek2.expert_group_" + name)]
+    changes += lost(b"deepseek2.expert_weights_norm", b"deepseek2.expert_weights_scale")
+    done = convert(damaged(tmp_path, "deepseek_v3", *changes), tmp_path / "model")
+    assert done.returncode == 0, done.stderr
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    assert [config[key] for key in ("n_group", "topk_group", "norm_topk_prob",
+                                    "routed_scaling_factor")] == [1, 1, False, 1]
+
+
 # ---- what is refused ----------------------------------------------------------------------------
 
 
@@ -133,6 +164,15 @@ def damaged(tmp_path, name, *changes):
 def number(key, value):
     """A key of 32 bits as the file has it."""
     return key.encode() + struct.pack("<II", 4, value)
+
+
+def sizes(name, *shape):
+    """Of a tensor, as the file has them."""
+    return name.encode() + struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
+
+
+def lost(*names):
+    return [(name, name[:-1] + b"_") for name in names]  # one more letter would move tensors
 
 
 def real(key, value):
@@ -185,6 +225,28 @@ def llama3_factors(theta=500000.0, pairs=4, factor=8.0, original=64):
     ("qwen3", [(b"yarn", b"yard")],
      'qwen3.rope.scaling.type is "yard"; expected none, linear, yarn or longrope'),
     ("qwen3_moe", [(number("expert_count", 5), number("expert_count", 4))], "expected 4 x 32"),
+    ("deepseek_v2", lost(b"deepseek2.attention.kv_lora_rank"),
+     "deepseek2.attention.kv_lora_rank: expected an integer, got nothing"),
+    ("deepseek_v2", lost(b"deepseek2.attention.value_length_mla"),
+     "deepseek2.attention.value_length_mla: expected an integer, got nothing"),
+    ("deepseek_v2_old", lost(b"deepseek2.attention.value_length"),
+     "deepseek2.attention.value_length: expected an integer, got nothing"),
+    ("deepseek_v2", [(number("key_length_mla", 48), number("key_length_mla", 16))],
+     "deepseek2.attention.key_length_mla: expected an integer from 17 to"),
+    ("deepseek_v2", [(sizes("attn_k_b.weight", 4, 64, 32), sizes("attn_k_b.weight", 4, 32, 64))],
+     "blk.0.attn_k_b.weight: expected 64 x 32 values for "
+     "model.layers.0.self_attn.kv_b_proj.weight, got 32 x 64"),
+    ("deepseek_v2", [(sizes("attn_v_b.weight", 4, 16, 64), sizes("attn_v_b.weight", 2, 32, 64))],
+     "blk.0.attn_v_b.weight: expected 4 matrices for "
+     "model.layers.0.self_attn.kv_b_proj.weight, got 2"),
+    ("deepseek_v2", [(b"blk.1.attn_v_b.weight", b"blk.1.attn_v_c.weight")],
+     "no tensor for model.layers.1.self_attn.kv_b_proj.weight"),
+    ("deepseek_v2_old", [(number("attention.kv_lora_rank", 64),
+                          number("attention.kv_lora_rank", 32))],
+     "blk.0.attn_kv_a_mqa.weight: expected 48 x 32 values for "
+     "model.layers.0.self_attn.kv_a_proj_with_mqa.weight, got 80 x 32"),
+    ("deepseek_v3", [(number("expert_gating_func", 2), number("expert_gating_func", 3))],
+     "deepseek2.expert_gating_func: expected an integer from 2 to 2, got another"),
     ("phi3", [(b"rope_factors_long", b"rope_factors_lost")], "4 short factors of rotation, but 0"),
 ])
 def test_refused(tmp_path, name, changes, said):

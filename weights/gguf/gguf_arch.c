@@ -8,7 +8,12 @@ static const struct gguf_arch archs[] = {
     {.name = "llama",
      .model_type = "llama",
      .pairs = true}, /* Mixtral, too: that is a llama with experts */
-    {.name = "mixtral", .prefix = "llama", .model_type = "mixtral", .pairs = true},
+    {.name = "mixtral",
+     .prefix = "llama",
+     .key = "expert_count",
+     .least = 1,
+     .model_type = "mixtral",
+     .pairs = true},
     {.name = "qwen2", .model_type = "qwen2"},
     {.name = "qwen3", .model_type = "qwen3"},
     {.name = "qwen3moe", .model_type = "qwen3_moe", .keys = "  \"norm_topk_prob\": true,\n"},
@@ -28,6 +33,12 @@ static const struct gguf_arch archs[] = {
      .more = true,
      .keys = "  \"norm_topk_prob\": true,\n"},
     {.name = "qwen35", .model_type = "qwen3_5_text", .more = true, .tiled = true},
+    {.name = "deepseek2", .model_type = "deepseek_v2"},
+    {.name = "deepseek_v3", /* scores by sigmoid */
+     .prefix = "deepseek2",
+     .key = "expert_gating_func",
+     .least = 2,
+     .model_type = "deepseek_v3"},
     {.name = "qwen35moe", .model_type = "qwen3_5_moe_text", .more = true, .tiled = true},
 };
 
@@ -45,11 +56,20 @@ bool gguf_arch_is(const struct gguf_arch *a, const char *names)
     return false;
 }
 
+/* The architecture, or the one behind it that shares its keys, if the file has what tells them
+ * apart. */
+static const struct gguf_arch *variant(const struct gguf *g, const struct gguf_arch *a)
+{
+    int64_t value = 0;
+    if (a + 1 == archs + ARRAY_LEN(archs) || !a[1].prefix || strcmp(a[1].prefix, a->name) != 0)
+        return a;
+    return gguf_int(gguf_arch_get(g, a, a[1].key), &value) && value >= a[1].least ? a + 1 : a;
+}
+
 const struct gguf_arch *gguf_arch_find(const struct gguf *g, struct err *err)
 {
     struct gguf_string name = {"", 0};
     char known[256] = "", word[40];
-    int64_t experts = 0;
     size_t n = 0;
     gguf_text(gguf_get(g, "general.architecture"), &name);
     snprintf(word, sizeof word, "%.*s", (int)(name.n < 39 ? name.n : 39), name.bytes);
@@ -57,12 +77,8 @@ const struct gguf_arch *gguf_arch_find(const struct gguf *g, struct err *err)
         const struct gguf_arch *a = &archs[i];
         if (a->prefix)
             continue;
-        if (strcmp(a->name, word) == 0) {
-            const bool mixture = strcmp(word, "llama") == 0 &&
-                                 gguf_int(gguf_arch_get(g, a, "expert_count"), &experts) &&
-                                 experts > 0;
-            return mixture ? a + 1 : a;
-        }
+        if (strcmp(a->name, word) == 0)
+            return variant(g, a);
         n += (size_t)snprintf(known + n, sizeof known - n, "%s%s", n > 0 ? ", " : "", a->name);
     }
     (void)base_fail(err, ERR_MODEL, "%s: general.architecture is \"%s\"; expected one of %s",

@@ -29,55 +29,68 @@ static void put_float(struct buf *b, float v)
 
 enum kind { WHOLE, REAL, TRUTH };
 
-/* A key of config.json and where its value is; not `needed`: left out where it is missing. */
+#define NEEDED NULL
+#define LEFT_OUT ""
+
+/* A key of config.json and where its value is. */
 struct key_row {
     const char *json, *key;
     enum kind kind;
-    bool needed;
-    const char *only; /* architectures, each in blanks; NULL: all */
+    const char *missing; /* what is written where the file has none; NEEDED, LEFT_OUT */
+    const char *only;    /* architectures, each in blanks, behind a ! all but these; NULL: all */
 };
 
 #define HYBRID_QWENS " qwen3next qwen35moe "
 #define QWENS " qwen2moe qwen3moe " HYBRID_QWENS
+#define GLMS " glm4moe " GGUF_ARCH_DEEPSEEKS
 #define PARTIAL " phi3 glm4 glm4moe " GGUF_ARCH_HYBRIDS /* may turn a part of a head only */
 
 /* rope.dimension_sections says which of several positions turns a pair: all are one in a text. */
 static const struct key_row key_rows[] = {
-    {"hidden_size", "embedding_length", WHOLE, true, NULL},
-    {"num_hidden_layers", "block_count", WHOLE, true, NULL},
-    {"num_attention_heads", "attention.head_count", WHOLE, true, NULL},
-    {"num_key_value_heads", "attention.head_count_kv", WHOLE, false, NULL},
-    {"intermediate_size", "feed_forward_length", WHOLE, false, NULL},
-    {"moe_intermediate_size", "expert_feed_forward_length", WHOLE, true, QWENS " glm4moe "},
-    {"shared_expert_intermediate_size", "expert_shared_feed_forward_length", WHOLE, true,
+    {"hidden_size", "embedding_length", WHOLE, NEEDED, NULL},
+    {"num_hidden_layers", "block_count", WHOLE, NEEDED, NULL},
+    {"num_attention_heads", "attention.head_count", WHOLE, NEEDED, NULL},
+    {"num_key_value_heads", "attention.head_count_kv", WHOLE, LEFT_OUT, "!" GGUF_ARCH_DEEPSEEKS},
+    {"intermediate_size", "feed_forward_length", WHOLE, NEEDED, "!" HYBRID_QWENS},
+    {"intermediate_size", "feed_forward_length", WHOLE, LEFT_OUT, HYBRID_QWENS}, /* not theirs */
+    {"moe_intermediate_size", "expert_feed_forward_length", WHOLE, NEEDED, QWENS GLMS},
+    {"shared_expert_intermediate_size", "expert_shared_feed_forward_length", WHOLE, NEEDED,
      " qwen2moe " HYBRID_QWENS},
-    {"num_experts", "expert_count", WHOLE, true, QWENS},
-    {"num_local_experts", "expert_count", WHOLE, true, " mixtral "},
-    {"n_routed_experts", "expert_count", WHOLE, true, " glm4moe "},
-    {"n_shared_experts", "expert_shared_count", WHOLE, true, " glm4moe "},
-    {"num_experts_per_tok", "expert_used_count", WHOLE, true, QWENS " mixtral glm4moe "},
-    {"first_k_dense_replace", "leading_dense_block_count", WHOLE, true, " glm4moe "},
-    {"routed_scaling_factor", "expert_weights_scale", REAL, true, " glm4moe "},
-    {"norm_topk_prob", "expert_weights_norm", TRUTH, true, " glm4moe "},
-    {"n_group", "expert_group_count", WHOLE, false, " glm4moe "},
-    {"topk_group", "expert_group_used_count", WHOLE, false, " glm4moe "},
-    {"max_position_embeddings", "context_length", WHOLE, true, NULL},
-    {"rms_norm_eps", "attention.layer_norm_rms_epsilon", REAL, true, NULL},
-    {"head_dim", "attention.key_length", WHOLE, false, NULL},
-    {"linear_num_key_heads", "ssm.group_count", WHOLE, true, GGUF_ARCH_HYBRIDS},
-    {"linear_num_value_heads", "ssm.time_step_rank", WHOLE, true, GGUF_ARCH_HYBRIDS},
-    {"linear_key_head_dim", "ssm.state_size", WHOLE, true, GGUF_ARCH_HYBRIDS},
-    {"linear_conv_kernel_dim", "ssm.conv_kernel", WHOLE, true, GGUF_ARCH_HYBRIDS},
-    {"full_attention_interval", "full_attention_interval", WHOLE, false, GGUF_ARCH_HYBRIDS},
-    {"sliding_window", "attention.sliding_window", WHOLE, true, " gemma2 gemma3 "},
-    {"sliding_window_pattern", "attention.sliding_window_pattern", WHOLE, false, " gemma3 "},
-    {"rope_local_base_freq", "rope.freq_base_swa", REAL, false, " gemma3 "},
-    {"attn_logit_softcapping", "attn_logit_softcapping", REAL, false, " gemma2 "},
-    {"final_logit_softcapping", "final_logit_softcapping", REAL, false, " gemma2 "},
-    {"attention_multiplier", "attention.scale", REAL, true, " granite "},
-    {"embedding_multiplier", "embedding_scale", REAL, true, " granite "},
-    {"residual_multiplier", "residual_scale", REAL, true, " granite "},
-    {"logits_scaling", "logit_scale", REAL, true, " granite "},
+    {"num_experts", "expert_count", WHOLE, NEEDED, QWENS},
+    {"num_local_experts", "expert_count", WHOLE, NEEDED, " mixtral "},
+    {"n_routed_experts", "expert_count", WHOLE, NEEDED, GLMS},
+    {"n_shared_experts", "expert_shared_count", WHOLE, NEEDED, GLMS},
+    {"num_experts_per_tok", "expert_used_count", WHOLE, NEEDED, QWENS GLMS " mixtral "},
+    {"first_k_dense_replace", "leading_dense_block_count", WHOLE, NEEDED, GLMS},
+    {"routed_scaling_factor", "expert_weights_scale", REAL, NEEDED, " glm4moe "},
+    {"norm_topk_prob", "expert_weights_norm", TRUTH, NEEDED, " glm4moe "},
+    /* what llama.cpp takes for a key that is missing, which is not what DeepSeek's class does */
+    {"routed_scaling_factor", "expert_weights_scale", REAL, "1.0", GGUF_ARCH_DEEPSEEKS},
+    {"norm_topk_prob", "expert_weights_norm", TRUTH, "false", GGUF_ARCH_DEEPSEEKS},
+    {"n_group", "expert_group_count", WHOLE, "1", GGUF_ARCH_DEEPSEEKS},
+    {"topk_group", "expert_group_used_count", WHOLE, "1", GGUF_ARCH_DEEPSEEKS},
+    {"q_lora_rank", "attention.q_lora_rank", WHOLE, "null", GGUF_ARCH_DEEPSEEKS},
+    {"kv_lora_rank", "attention.kv_lora_rank", WHOLE, NEEDED, GGUF_ARCH_DEEPSEEKS},
+    {"qk_rope_head_dim", "rope.dimension_count", WHOLE, NEEDED, GGUF_ARCH_DEEPSEEKS},
+    {"n_group", "expert_group_count", WHOLE, LEFT_OUT, " glm4moe "},
+    {"topk_group", "expert_group_used_count", WHOLE, LEFT_OUT, " glm4moe "},
+    {"max_position_embeddings", "context_length", WHOLE, NEEDED, NULL},
+    {"rms_norm_eps", "attention.layer_norm_rms_epsilon", REAL, NEEDED, NULL},
+    {"head_dim", "attention.key_length", WHOLE, LEFT_OUT, "!" GGUF_ARCH_DEEPSEEKS},
+    {"linear_num_key_heads", "ssm.group_count", WHOLE, NEEDED, GGUF_ARCH_HYBRIDS},
+    {"linear_num_value_heads", "ssm.time_step_rank", WHOLE, NEEDED, GGUF_ARCH_HYBRIDS},
+    {"linear_key_head_dim", "ssm.state_size", WHOLE, NEEDED, GGUF_ARCH_HYBRIDS},
+    {"linear_conv_kernel_dim", "ssm.conv_kernel", WHOLE, NEEDED, GGUF_ARCH_HYBRIDS},
+    {"full_attention_interval", "full_attention_interval", WHOLE, LEFT_OUT, GGUF_ARCH_HYBRIDS},
+    {"sliding_window", "attention.sliding_window", WHOLE, NEEDED, " gemma2 gemma3 "},
+    {"sliding_window_pattern", "attention.sliding_window_pattern", WHOLE, LEFT_OUT, " gemma3 "},
+    {"rope_local_base_freq", "rope.freq_base_swa", REAL, LEFT_OUT, " gemma3 "},
+    {"attn_logit_softcapping", "attn_logit_softcapping", REAL, LEFT_OUT, " gemma2 "},
+    {"final_logit_softcapping", "final_logit_softcapping", REAL, LEFT_OUT, " gemma2 "},
+    {"attention_multiplier", "attention.scale", REAL, NEEDED, " granite "},
+    {"embedding_multiplier", "embedding_scale", REAL, NEEDED, " granite "},
+    {"residual_multiplier", "residual_scale", REAL, NEEDED, " granite "},
+    {"logits_scaling", "logit_scale", REAL, NEEDED, " granite "},
 };
 
 /* ---- rotation ---- */
@@ -175,6 +188,34 @@ static enum status put_long(const struct gguf *g, const struct gguf_arch *a, str
     return OK;
 }
 
+/* The shortest text of which a tenth reads as this float. */
+static void put_tenfold(struct buf *b, float v)
+{
+    char text[48];
+    for (int digits = 1; digits <= 9; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, 10 * (double)v);
+        if ((float)(0.1 * strtod(text, NULL)) == v)
+            break;
+    }
+    buf_puts(b, text);
+}
+
+/* DeepSeek's two numbers for how sharp attention stays. The file has a tenth of the second; the
+ * first is the same in all models there are. */
+static enum status put_sharpness(const struct gguf *g, const struct gguf_arch *a, struct buf *b,
+                                 struct err *err)
+{
+    double v = NAN;
+    enum status st = gguf_arch_number(g, a, "rope.scaling.yarn_log_multiplier", &v, err);
+    if (st != OK || isnan(v) || !gguf_arch_is(a, GGUF_ARCH_DEEPSEEKS))
+        return st;
+    buf_puts(b, ", \"mscale\": ");
+    put_tenfold(b, (float)v);
+    buf_puts(b, ", \"mscale_all_dim\": ");
+    put_tenfold(b, (float)v);
+    return OK;
+}
+
 /* What is written of a stretched context, by a key in the file. */
 static enum status put_stretched(const struct gguf *g, const struct gguf_arch *a, bool yarn,
                                  struct buf *b, struct err *err)
@@ -206,6 +247,7 @@ static enum status put_stretched(const struct gguf *g, const struct gguf_arch *a
         buf_printf(b, ", \"%s\": ", numbers[i].json);
         put_float(b, (float)v);
     }
+    TRY(put_sharpness(g, a, b, err));
     buf_puts(b, "},\n");
 out:
     return st;
@@ -285,15 +327,23 @@ static enum status put_key(const struct gguf *g, const struct key_row *r, const 
     return OK;
 }
 
+static bool is_its(const struct gguf_arch *a, const struct key_row *r)
+{
+    return !r->only || (*r->only == '!') != gguf_arch_is(a, r->only);
+}
+
 static enum status put_keys(const struct gguf *g, const struct gguf_arch *a, struct buf *b,
                             struct err *err)
 {
     enum status st = OK;
     for (size_t i = 0; i < ARRAY_LEN(key_rows) && st == OK; i++) {
         const struct key_row *r = &key_rows[i];
-        const bool its = !r->only || gguf_arch_is(a, r->only);
-        if (its && (r->needed || gguf_arch_get(g, a, r->key)))
+        if (!is_its(a, r))
+            continue;
+        if (r->missing == NEEDED || gguf_arch_get(g, a, r->key))
             st = put_key(g, r, a, b, err);
+        else if (*r->missing)
+            buf_printf(b, "  \"%s\": %s,\n", r->json, r->missing);
     }
     return st;
 }
@@ -380,20 +430,47 @@ out:
     return st;
 }
 
+/* Widths of heads, where keys and values are made of latents. Earlier files have them where later
+ * ones have those of the latents. */
+static enum status put_latent(const struct gguf *g, const struct gguf_arch *a, struct buf *b,
+                              struct err *err)
+{
+    enum status st = OK;
+    int64_t turns = 0, key = 0, value = 0, heads = 0, groups = 0;
+    if (!gguf_arch_is(a, GGUF_ARCH_DEEPSEEKS))
+        return OK;
+    const bool later = gguf_arch_get(g, a, "attention.key_length_mla") != NULL;
+    const char *const keys[] = {later ? "attention.key_length_mla" : "attention.key_length",
+                                later ? "attention.value_length_mla" : "attention.value_length"};
+    TRY(gguf_arch_int(g, a, "attention.head_count", 1, INT32_MAX, &heads, err));
+    TRY(gguf_arch_int(g, a, "rope.dimension_count", 1, INT32_MAX, &turns, err));
+    TRY(gguf_arch_int(g, a, keys[0], turns + 1, INT32_MAX, &key, err));
+    TRY(gguf_arch_int(g, a, keys[1], 1, INT32_MAX, &value, err));
+    if (key == 0 || value == 0) {
+        st = gguf_arch_wrong(g, a, keys[key > 0], "an integer", err);
+        goto out;
+    }
+    buf_printf(b,
+               "  \"num_key_value_heads\": %lld,\n  \"qk_nope_head_dim\": %lld,\n"
+               "  \"v_head_dim\": %lld,\n",
+               (long long)heads, (long long)(key - turns), (long long)value);
+    gguf_int(gguf_arch_get(g, a, "expert_group_count"), &groups);
+    if (strcmp(a->name, "deepseek2") == 0)
+        buf_printf(b, "  \"topk_method\": \"%s\",\n",
+                   groups > 1 ? "group_limited_greedy" : "greedy");
+out:
+    return st;
+}
+
 /* What config.json has no words for has to be as the family has it. */
 static enum status check_values(const struct gguf *g, const struct gguf_arch *a, struct err *err)
 {
     enum status st = OK;
-    const bool partial = gguf_arch_is(a, PARTIAL);
-    const bool sigmoid = strcmp(a->name, "glm4moe") == 0;
+    const bool partial = gguf_arch_is(a, PARTIAL GGUF_ARCH_DEEPSEEKS);
+    const bool sigmoid = gguf_arch_is(a, " glm4moe deepseek_v3 ");
     int64_t blocks = 1, hidden = 0, heads = 0, head_dim = 0, ignored = 0;
     TRY(gguf_arch_int(g, a, "block_count", 1, GGUF_ARCH_LAYERS_MAX, &blocks, err));
     TRY(gguf_arch_int(g, a, "nextn_predict_layers", 0, blocks - 1, &ignored, err));
-    /* of no use where every layer has experts, and not always there */
-    if (!gguf_arch_get(g, a, "feed_forward_length") && !gguf_arch_is(a, HYBRID_QWENS)) {
-        st = gguf_arch_wrong(g, a, "feed_forward_length", "an integer", err);
-        goto out;
-    }
     TRY(gguf_arch_int(g, a, "embedding_length", 1, INT32_MAX, &hidden, err));
     TRY(gguf_arch_int(g, a, "attention.head_count", 1, INT32_MAX, &heads, err));
     head_dim = heads > 0 ? hidden / heads : 1;
@@ -451,6 +528,7 @@ enum status gguf_config_put(const struct gguf *g, enum dtype dtype, struct buf *
     TRY(check_values(g, a, err));
     TRY(put_keys(g, a, json, err));
     TRY(put_recurrent(g, a, json, err));
+    TRY(put_latent(g, a, json, err));
     TRY(put_rotation(g, a, json, err));
     put_own(g, a, json);
     put_biases(g, a, json);

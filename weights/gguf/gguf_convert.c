@@ -63,6 +63,27 @@ static struct extent wanted_extent(const struct synth_tensor *w, const struct gg
     return (struct extent){w->ndim == 1 ? 1 : w->rows, w->cols};
 }
 
+/* Of what each head has a matrix. */
+static enum status check_heads(const struct converter *c, const struct synth_tensor *w,
+                               const struct gguf_source *s, struct err *err)
+{
+    const struct latent_config *l = &c->m->latent;
+    const struct gguf_tensor *const tensors[] = {s->tensor, s->behind};
+    const struct extent wanted[] = {{l->value, l->plain}, {l->head, l->value}};
+    for (size_t i = 0; i < ARRAY_LEN(tensors); i++) {
+        const struct gguf_tensor *t = tensors[i];
+        const int64_t heads = t->ndim == 3 ? t->shape[0] : 1;
+        const struct extent found = {t->ndim == 1 ? 1 : t->shape[t->ndim - 2],
+                                     t->shape[t->ndim - 1]};
+        if (heads != c->m->heads || t->ndim > 3)
+            return base_fail(err, ERR_MODEL, "%s: %s: expected %d matrices for %s, got %lld",
+                             gguf_path(c->g), t->name, (int)c->m->heads, w->name, (long long)heads);
+        if (found.rows != wanted[i].rows || found.cols != wanted[i].cols)
+            return wrong_shape(c, t, w->name, wanted[i], found, err);
+    }
+    return OK;
+}
+
 /* A matrix of one row may have lost that dimension. */
 static enum status check_source(const struct converter *c, const struct synth_tensor *w,
                                 const struct gguf_source *s, struct err *err)
@@ -70,6 +91,8 @@ static enum status check_source(const struct converter *c, const struct synth_te
     const struct gguf_tensor *behind = s->behind;
     const struct extent wanted = wanted_extent(w, s, c->m);
     const bool vector = w->ndim == 1 && !s->convolution;
+    if (s->by_head)
+        return check_heads(c, w, s, err);
     if (behind) {
         const struct extent more = {s->behind_rows, wanted.cols};
         const struct extent found = {behind->ndim == 1 ? 1 : behind->shape[behind->ndim - 2],
@@ -276,6 +299,51 @@ static enum status write_matrix(struct converter *c, const struct gguf_source *s
     return OK;
 }
 
+/* A head's rows of keys, which are columns in the file, and of values. */
+static enum status write_head(struct converter *c, const struct gguf_source *s, int64_t head,
+                              float *values, struct err *err)
+{
+    enum status st = OK;
+    const struct latent_config *l = &c->m->latent;
+    const struct gguf_tensor *k = s->tensor, *v = s->behind;
+    const size_t element = dtype_size(c->dtype);
+    bool good = true;
+    TRY(gguf_read_rows(c->g, k, head * l->value, l->value, c->raw, err));
+    gguf_dequantize(k->block, c->raw, (int64_t)l->value * l->plain, values);
+    for (int64_t row = 0; row < l->plain; row++)
+        for (int64_t col = 0; col < l->value; col++)
+            good &= store(&values[col * l->plain + row], 1, 0, c->dtype,
+                          c->values + (size_t)(row * l->value + col) * element);
+    TRY(gguf_read_rows(c->g, v, head * l->head, l->head, c->raw, err));
+    gguf_dequantize(v->block, c->raw, (int64_t)l->head * l->value, values);
+    good &= store(values, (int64_t)l->head * l->value, 0, c->dtype,
+                  c->values + (size_t)l->plain * (size_t)l->value * element);
+    if (!good)
+        atomic_store(c->beyond, true);
+out:
+    return st;
+}
+
+static enum status write_heads(struct converter *c, const struct gguf_source *s,
+                               struct safetensors_writer *w, struct err *err)
+{
+    enum status st = OK;
+    const struct latent_config *l = &c->m->latent;
+    const size_t most = (size_t)(l->plain > l->head ? l->plain : l->head) * (size_t)l->value;
+    const size_t bytes = (size_t)(l->plain + l->head) * (size_t)l->value * dtype_size(c->dtype);
+    float *values = malloc(most * sizeof *values);
+    if (!values)
+        return base_fail(err, ERR_NOMEM, "no memory for %zu values", most);
+    for (int64_t head = 0; head < c->m->heads; head++) {
+        TRY(write_head(c, s, head, values, err));
+        TRY(safetensors_write(w, c->values, bytes, err));
+        outdir_advance(&c->progress, bytes);
+    }
+out:
+    free(values);
+    return st;
+}
+
 /* The logarithms of what the file has of a decay, less than 0 all of them. */
 static enum status undo_exp(const struct converter *c, const struct gguf_source *s, float *v,
                             struct err *err)
@@ -319,6 +387,25 @@ out:
 
 /* ---- files ---- */
 
+/* Bytes of a batch, in the file and in ours. */
+static void batch_bytes(const struct converter *c, const struct gguf_source *s, size_t *raw,
+                        size_t *values)
+{
+    const struct latent_config *l = &c->m->latent;
+    const size_t stride = row_stride(s), element = dtype_size(written_as(c, s));
+    size_t rows = (size_t)batch_rows(s, stride);
+    if (rows > (size_t)s->rows)
+        rows = (size_t)s->rows;
+    *raw = rows * stride;
+    *values = rows * (size_t)s->cols * element;
+    if (s->by_head) {
+        const size_t k = (size_t)l->value * file_stride(s->tensor);
+        const size_t v = (size_t)l->head * file_stride(s->behind);
+        *raw = k > v ? k : v;
+        *values = (size_t)(l->plain + l->head) * (size_t)l->value * element;
+    }
+}
+
 /* The caller frees *out. Raises the sizes of a batch to what the longest rows take. */
 static enum status declare(struct converter *c, struct safetensors_entry **out, size_t *raw,
                            size_t *values, struct err *err)
@@ -329,21 +416,20 @@ static enum status declare(struct converter *c, struct safetensors_entry **out, 
     *raw = *values = 1;
     for (int32_t i = 0; i < c->count; i++) {
         const struct gguf_source *s = &c->sources[i];
+        const struct synth_tensor *w = &c->wanted[i];
         struct safetensors_entry *e = &entries[i];
-        const size_t stride = row_stride(s), element = dtype_size(written_as(c, s));
-        size_t rows = (size_t)batch_rows(s, stride);
-        if (rows > (size_t)s->rows)
-            rows = (size_t)s->rows;
-        *raw = rows * stride > *raw ? rows * stride : *raw;
-        const size_t wide = rows * (size_t)s->cols * element;
-        *values = wide > *values ? wide : *values;
-        e->name = (char *)(uintptr_t)c->wanted[i].name; /* the writer only reads it */
+        const int64_t rows = s->by_head ? w->rows : s->rows, cols = s->by_head ? w->cols : s->cols;
+        size_t in, ours;
+        batch_bytes(c, s, &in, &ours);
+        *raw = in > *raw ? in : *raw;
+        *values = ours > *values ? ours : *values;
+        e->name = (char *)(uintptr_t)w->name; /* the writer only reads it */
         e->dtype = written_as(c, s);
-        e->ndim = s->convolution ? 3 : c->wanted[i].ndim;
-        e->shape[0] = e->ndim == 1 ? s->cols : s->rows;
-        e->shape[1] = s->convolution ? 1 : s->cols;
-        e->shape[2] = s->cols;
-        c->progress.total += (size_t)(s->rows * s->cols) * element;
+        e->ndim = s->convolution ? 3 : w->ndim;
+        e->shape[0] = e->ndim == 1 ? cols : rows;
+        e->shape[1] = s->convolution ? 1 : cols;
+        e->shape[2] = cols;
+        c->progress.total += (size_t)(rows * cols) * dtype_size(e->dtype);
     }
     *out = entries;
     return OK;
@@ -366,7 +452,9 @@ static enum status write_tensors(struct converter *c, const char *path, struct e
     TRY(safetensors_create(path, entries, c->count, "{\"format\":\"pt\"}", &w, err));
     for (int32_t i = 0; i < c->count; i++) {
         const struct gguf_source *s = &c->sources[i];
-        if (s->tensor->ndim == 1)
+        if (s->by_head)
+            TRY(write_heads(c, s, w, err));
+        else if (s->tensor->ndim == 1)
             TRY(write_vector(c, s, w, err));
         else
             TRY(write_matrix(c, s, w, err));

@@ -48,6 +48,7 @@ enum what {
     CHANNELS,
     CONVOLUTION, /* the same */
     BY_KEY_HEAD, /* with attn_gate.weight behind it */
+    BY_HEAD,     /* keys and values of latents, transposed keys; with attn_v_b.weight behind it */
     /* Rows that count only where the file has the tensor: */
     WHOLE, /* as in the checkpoint */
     GATES, /* the first half of each expert's rows, */
@@ -81,6 +82,13 @@ static const struct name_row layer_rows[] = {
     {"self_attn.k_proj.bias", "attn_k.bias", HEADS, NULL},
     {"self_attn.v_proj.bias", "attn_v.bias", PLAIN, NULL},
     {"self_attn.o_proj.weight", "attn_output.weight", PLAIN, NULL},
+    {"self_attn.q_a_proj.weight", "attn_q_a.weight", PLAIN, NULL},
+    {"self_attn.q_a_layernorm.weight", "attn_q_a_norm.weight", PLAIN, NULL},
+    {"self_attn.q_b_proj.weight", "attn_q_b.weight", PLAIN, NULL},
+    {"self_attn.kv_a_proj_with_mqa.weight", "attn_kv_a_mqa.weight", PLAIN, NULL},
+    {"self_attn.kv_a_layernorm.weight", "attn_kv_a_norm.weight", PLAIN, NULL},
+    {"self_attn.kv_b_proj.weight", "attn_kv_b.weight", WHOLE, NULL}, /* the same */
+    {"self_attn.kv_b_proj.weight", "attn_k_b.weight", BY_HEAD, NULL},
     {"self_attn.o_proj.bias", "attn_output.bias", PLAIN, NULL},
     {"self_attn.q_norm.weight", "attn_q_norm.weight", NORM, NULL},
     {"self_attn.k_norm.weight", "attn_k_norm.weight", NORM, NULL},
@@ -222,6 +230,11 @@ static bool arrange(const struct gguf *g, const struct gguf_arch *a, enum what w
         out->rows += out->behind_rows;
         return out->behind != NULL;
     }
+    if (what == BY_HEAD) {
+        out->by_head = true;
+        out->behind = find_tensor(g, layer, "attn_v_b.weight");
+        return out->behind != NULL;
+    }
     return true;
 }
 
@@ -234,8 +247,8 @@ bool gguf_model_source(const struct gguf *g, const char *name, const struct mode
     const struct gguf_arch *a = gguf_arch_find(g, &ignored);
     const struct name_row *row = a && parse(name, &p) ? find_row(g, a, &p, &expert) : NULL;
     const struct gguf_tensor *t = row ? find_tensor(g, p.layer, row->gguf) : NULL;
-    const bool experts = expert >= 0;
-    if (!t || t->ndim != (experts ? 3 : t->ndim == 1 ? 1 : 2) || (experts && expert >= t->shape[0]))
+    const bool experts = expert >= 0, several = experts || (t && row->what == BY_HEAD);
+    if (!t || t->ndim != (several ? 3 : t->ndim == 1 ? 1 : 2) || (experts && expert >= t->shape[0]))
         return false;
     *out = (struct gguf_source){
         .tensor = t,

@@ -27,6 +27,8 @@ struct gguf_source {
     bool exact;       /* fp32 in every checkpoint */
     bool decay;       /* -exp() of each value is there */
     bool convolution; /* has a dimension of one in the middle */
+    bool by_head; /* of each head columns of `tensor`, which are rows, and rows of `behind`; both
+                     have a matrix for each head, and the orders are none */
 };
 
 /* By its name in the checkpoint, of a file that gguf_config_put understood; m: what model_config
