@@ -131,8 +131,9 @@ MODELS = {
     "qwen3_5_moe": ("F32", "qwen3_5_moe_text", {
         **RECURRENT, **EXPERTS, **heads(3, 6, 16, 16), **layers("RRA")}),
     "deepseek_v2": ("BF16", "deepseek_v2", {
-        **LATENT, "q_lora_rank": None, "n_routed_experts": 3, "n_shared_experts": 2,
-        "routed_scaling_factor": 1.0, "topk_method": "greedy", "n_group": 1, "topk_group": 1,
+        **LATENT, "q_lora_rank": None, "n_routed_experts": 6, "n_shared_experts": 2,
+        "routed_scaling_factor": 1.0, "topk_method": "group_limited_greedy", "n_group": 2,
+        "topk_group": 1,
         "qk_nope_head_dim": 32, "v_head_dim": 16, "norm_topk_prob": False,
         "rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707}}),
     "deepseek_v2_old": ("F16", "deepseek_v2", {
