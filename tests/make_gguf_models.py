@@ -270,7 +270,8 @@ def convert(directory, out, kind):
              "BF16": gguf.LlamaFileType.MOSTLY_BF16, "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0}
     model_class = base.ModelBase.from_model_architecture(name, model_type=base.ModelType.TEXT)
     model_class.set_vocab = lambda self: self._set_vocab_none()
-    model_class.no_mtp = not hparams.get("mtp_num_hidden_layers")
+    if "linear_num_key_heads" in hparams:
+        model_class.no_mtp = not hparams.get("mtp_num_hidden_layers")
     with torch.inference_mode():
         model = model_class(directory, kinds[kind], out, eager=True,
                             fuse_gate_up_exps=out.stem in FUSED)
