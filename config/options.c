@@ -160,7 +160,7 @@ const struct options_row options_rows[] = {
      "vectors 4096"},
     {"max-num-queued-tokens", NULL, COMMAND_SERVE, INT64, AT(max_num_queued_tokens), 1, 0x1p40,
      "1048576", NULL, "prompt tokens waiting before new requests get 429"},
-    {"enable-prefix-caching", NULL, COMMAND_SERVE, FLAG, AT(prefix_caching), 0, 0, "1", NULL,
+    {"enable-prefix-caching", NULL, RUN, FLAG, AT(prefix_caching), 0, 0, "1", NULL,
      "reuse the KV cache of prompts that begin alike; --no-enable-prefix-caching turns it off"},
     {"shared-prefix-cache", NULL, COMMAND_SERVE, FLAG, AT(shared_prefix_cache), 0, 0, NULL, NULL,
      "also those of other keys: who has one can find out by the time what others have asked"},
@@ -566,6 +566,10 @@ static enum status check_layout(const char *name, const struct options *o, struc
                          "tessera %s: --plan says what the layout is, and --parallel-mode, too; "
                          "leave out either",
                          name);
+    if (o->state_cache_memory > 0 && !o->prefix_caching && o->command != COMMAND_RANK)
+        return base_fail(err, ERR_USAGE,
+                         "--state-cache-memory is of the prefix cache that "
+                         "--no-enable-prefix-caching takes away: leave out either");
     return OK;
 }
 
@@ -592,10 +596,6 @@ static enum status check_serve(const struct options *o, struct err *err)
     if (o->shared_prefix_cache && !o->prefix_caching)
         return base_fail(err, ERR_USAGE,
                          "--shared-prefix-cache needs the prefix cache that "
-                         "--no-enable-prefix-caching takes away: leave out either");
-    if (o->state_cache_memory > 0 && !o->prefix_caching)
-        return base_fail(err, ERR_USAGE,
-                         "--state-cache-memory is of the prefix cache that "
                          "--no-enable-prefix-caching takes away: leave out either");
     return OK;
 }

@@ -100,6 +100,24 @@ static enum status find_memory(struct footprint *f, const struct options *o,
     return OK;
 }
 
+size_t footprint_state(const struct footprint *f)
+{
+    size_t most = 0;
+    for (int32_t r = 0; r < f->ranks; r++)
+        most = base_max_size(most, f->rank[r].state);
+    return most;
+}
+
+/* What the weights of the rank that has most, and so many bytes more, leave of a rank's memory. */
+static size_t left_by(const struct footprint *f, size_t bytes)
+{
+    const size_t each = f->available / (size_t)f->ranks;
+    size_t most = 0;
+    for (int32_t r = 0; r < f->ranks; r++)
+        most = base_max_size(most, f->rank[r].weights);
+    return each > most + bytes ? each - most - bytes : 0;
+}
+
 /* Of all slots, and those that are kept. */
 static size_t states_of(const struct footprint *f)
 {
@@ -110,42 +128,17 @@ static size_t states_of(const struct footprint *f)
  * device most of what the weights leave. */
 static size_t kv_automatic(const struct footprint *f)
 {
-    const size_t each = f->available / (size_t)f->ranks;
-    size_t most = 0;
-    for (int32_t r = 0; r < f->ranks; r++)
-        most = base_max_size(most, f->rank[r].weights + f->rank[r].state * states_of(f));
     if (!f->on_device)
-        return each / 16;
-    return each > most ? (each - most) / 8 * 7 : 0;
+        return f->available / (size_t)f->ranks / 16;
+    return left_by(f, footprint_state(f) * states_of(f)) / 8 * 7;
 }
 
-size_t footprint_state(const struct footprint *f)
-{
-    size_t most = 0;
-    for (int32_t r = 0; r < f->ranks; r++)
-        most = base_max_size(most, f->rank[r].state);
-    return most;
-}
-
-/* For what layers that recur remember of all sequences, where nobody says how many they are, and
- * once more for what is kept: a sixteenth of a rank's memory, or a quarter of what weights leave of
- * a device's. */
-static size_t state_room(const struct footprint *f)
-{
-    const size_t each = f->available / (size_t)f->ranks;
-    size_t most = 0;
-    for (int32_t r = 0; r < f->ranks; r++)
-        most = base_max_size(most, f->rank[r].weights);
-    if (!f->on_device)
-        return each / 16;
-    return each > most ? (each - most) / 4 : 0;
-}
-
-/* Sequences at once: as --max-num-seqs says, or, by default, no more than their states have room.
- */
+/* Sequences at once: as --max-num-seqs says, or, by default, no more than their states have room
+ * for in a sixteenth of a rank's memory, or a quarter of what weights leave of a device's. */
 static int32_t count_slots(const struct footprint *f, const struct options *o)
 {
-    const size_t room = state_room(f), state = footprint_state(f);
+    const size_t each = f->available / (size_t)f->ranks, state = footprint_state(f);
+    const size_t room = f->on_device ? left_by(f, 0) / 4 : each / 16;
     const int32_t slots = (int32_t)base_min64(o->max_num_seqs, o->max_num_batched_tokens);
     if (o->said.max_num_seqs || state * (size_t)slots <= room)
         return slots;
@@ -155,21 +148,29 @@ static int32_t count_slots(const struct footprint *f, const struct options *o)
 /* More than a few of each sequence would be of texts that nobody goes on with. */
 #define STATES_EACH 4
 
-/* States that are kept beside those of slots, for the prefix cache. */
-static enum status count_states(struct footprint *f, const struct options *o, struct err *err)
+/* States that are kept beside those of slots, for the prefix cache: by default no more than have
+ * room in a quarter of what all that is said leaves, and on the host in a sixteenth of all. */
+static int32_t count_states(const struct footprint *f, const struct options *o)
 {
-    const size_t state = footprint_state(f), said = (size_t)o->state_cache_memory;
-    const int64_t most = said > 0 ? 1 << 20 : (int64_t)STATES_EACH * f->limits.slots;
+    const size_t each = f->available / (size_t)f->ranks, state = footprint_state(f);
+    const size_t said = state * (size_t)f->limits.slots + (size_t)o->kv_cache_memory;
     if (state == 0 || !o->prefix_caching)
+        return 0;
+    if (o->state_cache_memory > 0)
+        return (int32_t)base_min64(o->state_cache_memory / (int64_t)state, 1 << 20);
+    size_t room = left_by(f, said) / 4;
+    room = !f->on_device && room > each / 16 ? each / 16 : room;
+    return (int32_t)base_min64((int64_t)(room / state), (int64_t)STATES_EACH * f->limits.slots);
+}
+
+static enum status check_states(const struct footprint *f, const struct options *o, struct err *err)
+{
+    if (o->state_cache_memory == 0 || f->limits.states > 0 || footprint_state(f) == 0)
         return OK;
-    f->limits.states =
-        (int32_t)base_min64((int64_t)((said > 0 ? said : state_room(f)) / state), most);
-    if (said > 0 && f->limits.states == 0)
-        return base_fail(err, ERR_LIMIT,
-                         "--state-cache-memory %zu: a state is %zu bytes on a rank; raise it, or "
-                         "take the prefix cache away (--no-enable-prefix-caching)",
-                         said, state);
-    return OK;
+    return base_fail(err, ERR_LIMIT,
+                     "--state-cache-memory %lld: a state is %zu bytes on a rank; raise it, or take "
+                     "the prefix cache away (--no-enable-prefix-caching)",
+                     (long long)o->state_cache_memory, footprint_state(f));
 }
 
 /* Bytes of a block on the rank that holds most KV heads. */
@@ -207,13 +208,15 @@ static enum status check_context(const struct footprint *f, const struct options
                          "a context of %d: a prompt and an answer need 2 tokens at least", longest);
     if (kv_groups_need(&l->groups, f->max_model_len, l->home_rows) > l->blocks ||
         f->max_model_len < 2)
-        return base_fail(err, ERR_LIMIT,
-                         "%s holds %d positions (%d blocks of %zu bytes per rank), "
-                         "--max-model-len is %d; raise --kv-cache-memory or lower --max-model-len",
-                         l->homes > 1 ? "each home of the KV cache, of which a request has one,"
-                                      : "the KV cache",
-                         kv_groups_longest(&l->groups, l->blocks, l->home_rows, INT32_MAX / 2),
-                         l->blocks, block_bytes(f, m), longest);
+        return base_fail(
+            err, ERR_LIMIT,
+            "%s holds %d positions (%d blocks of %zu bytes per rank), "
+            "--max-model-len is %d; raise --kv-cache-memory or lower --max-model-len%s",
+            l->homes > 1 ? "each home of the KV cache, of which a request has one,"
+                         : "the KV cache",
+            kv_groups_longest(&l->groups, l->blocks, l->home_rows, INT32_MAX / 2), l->blocks,
+            block_bytes(f, m), longest,
+            footprint_state(f) > 0 ? ", or keep fewer states (--max-num-seqs)" : "");
     if (o->max_model_len > m->max_position)
         return base_fail(err, ERR_LIMIT, "--max-model-len %d: the model allows %d", longest,
                          m->max_position);
@@ -292,13 +295,15 @@ enum status footprint_plan(const struct options *o, const struct model_config *m
     f.limits.rows = o->max_num_batched_tokens;
     f.limits.slots = count_slots(&f, o);
     f.limits.recurs = model_config_recurring(m) > 0;
-    TRY(count_states(&f, o, err));
+    f.limits.states = count_states(&f, o);
     f.limits.samples = footprint_samples(o, f.limits.slots);
     f.limits.vocab = m->vocab;
     f.limits.columns = m->pooling ? m->hidden : 0;
     f.limits.homes = flow_homes(flow);
     f.limits.home_rows = flow_home_rows(flow, f.limits.rows);
     st = size_kv(&f, o, m, err);
+    if (st == OK)
+        st = check_states(&f, o, err);
     f.comm_bytes = model_comm_bytes(flow, f.limits.rows, f.limits.samples) +
                    sampler_arena_bytes(elects(o, m), f.ranks, f.limits.samples);
     for (int32_t r = 0; r < f.ranks; r++)

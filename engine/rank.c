@@ -145,7 +145,7 @@ static enum status open_model(struct rank *r, const struct options *o, const str
         .groups = f->limits.groups,
         .rows_max = f->limits.rows,
         .samples_max = f->limits.samples,
-        .states = f->limits.slots + f->limits.states,
+        .places = f->limits.slots + f->limits.states,
         .context = f->limits.history_max,
         .progress = &r->board->progress,
     };

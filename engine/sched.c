@@ -76,6 +76,7 @@ enum status sched_open(const struct sched_config *c, struct sched **out, struct 
         goto out;
     }
     TRY(open_homes(s, err));
+    CHECK(!c->limits.recurs || (c->limits.homes == 1 && c->limits.groups.slide == 0));
     if (c->prefix_caching && c->limits.recurs)
         TRY(states_open(c->limits.states, s->homes[0].kv, c->limits.blocks, &s->states, err));
     TRY(queue_open(sched_requests_max(c), &s->queue, err));
@@ -363,6 +364,8 @@ static void forget_all(struct sched *s)
 {
     for (int32_t i = 0; i < s->config.limits.homes; i++)
         kv_forget(s->homes[i].kv);
+    if (s->states)
+        states_forget_all(s->states);
 }
 
 /* Nothing is in flight any more, of q either. */

@@ -417,7 +417,7 @@ bool sequence_share(struct sequence *q, struct kv_pool *kv, struct states *state
 {
     struct lookup l = {.kv = kv, .step = step};
     const int32_t found = look_ahead(&l, q);
-    const int32_t count = states ? sequence_keep_find(q, states, found, step, &l.young) : found;
+    const int32_t count = states ? sequence_keep_recall(q, states, found, step, &l.young) : found;
     if (l.young && q->deferrals++ < kv_blocks_for(q->length)) {
         q->recall = -1;
         return false;

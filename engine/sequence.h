@@ -98,8 +98,8 @@ int32_t sequence_find(struct sequence *q, const struct kv_pool *kv, int32_t *own
 /* Shares the findable blocks q, which has none, can begin with: of groups that slide those that its
  * next row sees, with states those before the last one. The last token at least is left to compute,
  * for its logits, and a partly equal block is left too. False: more could be shared that step
- * `step` itself computes, for another, and q had better wait for the step after. Each wait is for a
- * block more, and no more are granted than q has blocks, so it ends. */
+ * `step` itself computes, for another, or that is promised, and q had better wait for the step
+ * after. No more waits are granted than q has blocks, so it ends. */
 bool sequence_share(struct sequence *q, struct kv_pool *kv, struct states *states, uint64_t step);
 /* Gives all blocks and places back. */
 void sequence_release(struct sequence *q, struct kv_pool *kv, struct states *states);

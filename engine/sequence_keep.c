@@ -15,8 +15,8 @@ void sequence_keep_init(struct sequence *q)
         q->keep[i] = (struct sequence_keep){-1, -1, false};
 }
 
-int32_t sequence_keep_find(struct sequence *q, const struct states *s, int32_t found, uint64_t step,
-                           bool *young)
+int32_t sequence_keep_recall(struct sequence *q, const struct states *s, int32_t found,
+                             uint64_t step, bool *young)
 {
     for (int32_t count = found; count > 0; count--) {
         uint64_t of = 0;
@@ -89,7 +89,7 @@ void sequence_keep_publish(struct sequence *q, struct states *s, int32_t index, 
 {
     for (int i = 0; i < KEEP_COUNT; i++) {
         struct sequence_keep *k = &q->keep[i];
-        if (k->block != index || !k->computed)
+        if (k->block != index)
             continue;
         if (k->place >= 0)
             (void)states_put(s, k->place, block, step);

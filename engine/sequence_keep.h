@@ -31,8 +31,8 @@ void sequence_keep_init(struct sequence *q);
 /* Of its first `found` blocks, which are findable and written in its table, how many have a state
  * behind them that a step before this one computes; that is the one it is to begin with. *young:
  * there is one further on, but not yet. */
-int32_t sequence_keep_find(struct sequence *q, const struct states *s, int32_t found, uint64_t step,
-                           bool *young);
+int32_t sequence_keep_recall(struct sequence *q, const struct states *s, int32_t found,
+                             uint64_t step, bool *young);
 /* It begins with `count` of those: plans what else is to be kept. */
 void sequence_keep_plan(struct sequence *q, struct states *s, int32_t found, int32_t count,
                         uint64_t step);
@@ -40,8 +40,8 @@ void sequence_keep_plan(struct sequence *q, struct states *s, int32_t found, int
  * it is not kept. step: the number of the one that is built, as of the others here. */
 int32_t sequence_keep_row(struct sequence *q, struct states *s, int32_t position, bool draws,
                           uint64_t step);
-/* What its block `index` holds is findable now, as block `block`: so is the state behind it, which
- * step number `step` or an earlier one computes. */
+/* What its block `index` holds, of which it waits to be told, is findable now, as block `block`: so
+ * is the state behind it, which step number `step` or an earlier one computes. */
 void sequence_keep_publish(struct sequence *q, struct states *s, int32_t index, int32_t block,
                            uint64_t step);
 /* Is it to be told of that block? */

@@ -66,6 +66,11 @@ static bool is_findable(const struct states *s, const struct place *p)
     return p->block >= 0 && kv_name(s->kv, p->block) == p->name;
 }
 
+static bool is_there(const struct states *s, const struct place *p)
+{
+    return is_findable(s, p) && p->step != STATES_PROMISED;
+}
+
 static void forget(struct states *s, struct place *p)
 {
     if (p->block >= 0)
@@ -108,7 +113,8 @@ bool states_put(struct states *s, int32_t place, int32_t block, uint64_t step)
     CHECK(p->owned);
     CHECK(kv_name(s->kv, block) != 0);
     const int32_t other = s->of_block[block];
-    if (other >= 0 && other != place && is_findable(s, &s->place[other]))
+    p->step = step; /* which fills it in any case: no other row of that step may */
+    if (other >= 0 && other != place && is_there(s, &s->place[other]))
         return false;
     if (other >= 0)
         forget(s, &s->place[other]);
@@ -117,7 +123,6 @@ bool states_put(struct states *s, int32_t place, int32_t block, uint64_t step)
     s->kept++;
     p->block = block;
     p->name = kv_name(s->kv, block);
-    p->step = step;
     states_touch(s, place);
     return true;
 }
@@ -126,6 +131,12 @@ void states_forget(struct states *s, int32_t place)
 {
     CHECK(at(s, place)->owned);
     forget(s, at(s, place));
+}
+
+void states_forget_all(struct states *s)
+{
+    for (int32_t i = 0; i < s->places; i++)
+        forget(s, &s->place[i]);
 }
 
 int32_t states_find(const struct states *s, int32_t block, uint64_t *step)

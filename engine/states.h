@@ -25,10 +25,12 @@ int32_t states_take(struct states *s, uint64_t step);
 /* The owner lets go; the state stays findable, if it is. */
 void states_release(struct states *s, int32_t place);
 /* From now on an owned place is the state at the end of a findable block; the step with that number
- * computes it. False: there is another already, which stays the one. */
+ * computes it. False: there is another that is more than promised, which stays the one. */
 bool states_put(struct states *s, int32_t place, int32_t block, uint64_t step);
 /* What is in an owned place is not what it was any more, or not yet. */
 void states_forget(struct states *s, int32_t place);
+/* All states are lost. */
+void states_forget_all(struct states *s);
 /* The place with the state at the end of a block, *step the one that computes it; -1: none. */
 int32_t states_find(const struct states *s, int32_t block, uint64_t *step);
 /* It is of use: others go before it. */
@@ -37,7 +39,7 @@ void states_touch(struct states *s, int32_t place);
 int32_t states_owned(const struct states *s);
 /* May one more be owned, and half of the places have no owner? */
 bool states_have_room(const struct states *s);
-/* Places that have a state of a block, be it a forgotten one. */
+/* Places that have a state, be it of a block that is forgotten. */
 int32_t states_kept(const struct states *s);
 /* Aborts when the books do not balance; tests call it after every step. */
 void states_check(const struct states *s);

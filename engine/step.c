@@ -62,8 +62,9 @@ enum status step_open_new(const struct step_limits *limits, struct step **out, s
     s->open = array(slots, sizeof *s->open);
     s->append = array((size_t)s->append_max, sizeof *s->append);
     s->close = array(2 * slots, sizeof *s->close);
+    s->named = array((size_t)limits->states, sizeof *s->named);
     if (!s->slot || !s->position || !s->token || !s->keep || !s->sample || !s->target || !s->top ||
-        !s->mask || !s->masks || !s->open || !s->append || !s->close) {
+        !s->mask || !s->masks || !s->open || !s->append || !s->close || !s->named) {
         step_free(s);
         return base_fail(err, ERR_NOMEM, "step: no memory for %d rows", limits->rows);
     }
@@ -87,6 +88,7 @@ void step_free(struct step *s)
     free(s->open);
     free(s->append);
     free(s->close);
+    free(s->named);
     free(s);
 }
 
@@ -347,6 +349,23 @@ static bool masks_fit(const struct step *s, const struct step_header *h)
     return true;
 }
 
+/* Places in range, and none twice: two rows would fill it at once. */
+static bool keeps_fit(struct step *s, int32_t rows)
+{
+    bool once = true;
+    if (!all_in(s->keep, rows, -1, s->limits.states))
+        return false;
+    for (int32_t i = 0; i < rows; i++)
+        if (s->keep[i] >= 0) {
+            once = once && !s->named[s->keep[i]];
+            s->named[s->keep[i]] = true;
+        }
+    for (int32_t i = 0; i < rows; i++)
+        if (s->keep[i] >= 0)
+            s->named[s->keep[i]] = false;
+    return once;
+}
+
 enum status step_decode(struct step *s, const void *src, size_t n, struct err *err)
 {
     struct step_header h;
@@ -387,7 +406,7 @@ enum status step_decode(struct step *s, const void *src, size_t n, struct err *e
         return bad(err, "a position");
     if (!all_in(s->token, h.rows, STEP_TOKEN_FROM_SLOT, l->vocab))
         return bad(err, "a token");
-    if (!all_in(s->keep, h.rows, -1, l->states))
+    if (!keeps_fit(s, h.rows))
         return bad(err, "a kept state");
     if (!samples_fit(s, &h))
         return bad(err, "a sample row");

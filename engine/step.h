@@ -86,6 +86,7 @@ struct step {
     struct step_append *append; /* [append_max] */
     int32_t append_max;
     int32_t *close; /* [2 * slots] */
+    bool *named;    /* [states], all false but in step_decode */
 };
 
 enum status step_open_new(const struct step_limits *limits, struct step **out,

@@ -310,7 +310,7 @@ static void write_cache(struct page *p, const struct engine_metrics *e)
                 "Prompt tokens found in the prefix cache.", e ? (double)e->prefix_hits : 0);
     if (e && e->states > 0)
         write_value(p, "tessera:state_cache_usage_perc", "gauge",
-                    "Places with a state of layers that recur, 0 to 1.",
+                    "Places for states of layers that recur that have one, 0 to 1.",
                     (double)e->states_kept / e->states);
     write_value(p, "vllm:num_preemptions_total", "counter",
                 "Times a request gave its KV blocks to others.", e ? (double)e->preemptions : 0);

@@ -22,7 +22,8 @@ void remarks_on_sizes(const struct setup *s, const struct footprint *f)
                  "%d sequence%s at once: that is what a part of the memory has room for, with what "
                  "layers that recur keep of each; --max-num-seqs N fixes it",
                  f->limits.slots, f->limits.slots == 1 ? "" : "s");
-    if (f->limits.recurs && o->prefix_caching && f->limits.states == 0)
+    if (f->limits.recurs && o->prefix_caching && o->state_cache_memory == 0 &&
+        f->limits.states == 0)
         base_log(
             LOG_WARN,
             "no prefixes are cached: memory has no room for a state that layers that recur keep "

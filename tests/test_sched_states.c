@@ -216,8 +216,9 @@ static void test_answer(void **state)
     sim_close(m);
 }
 
-/* Who begins like a conversation that goes on: before the state of its answer moves, and in the step
- * that moves it, while the one before that is in flight. */
+/* Who begins like a conversation that goes on: before the state of its answer moves, in the step
+ * that moves it, while the one before that is in flight, and when that conversation has been left
+ * meanwhile. */
 static void test_moving_answer(void **state)
 {
     (void)state;
@@ -233,16 +234,47 @@ static void test_moving_answer(void **state)
     finish(m);
     sim_close(m);
 
-    m = sim_open_with(&large, 1, 0, 4);
-    submit(m, 50, 0, 0);
-    while (m->slots[0].next < 94)
-        (void)rows_of_next(m);
-    assert_true(build(m));
-    submit_next(m, first, 90);
-    assert_true(build(m)); /* with row 95, which ends a block */
-    assert_int_equal(m->wire->position[0], 95);
-    assert_true(m->wire->keep[0] >= 0 && m->wire->opens == 1);
-    finish(m);
+    for (int32_t left = 0; left < 2; left++) {
+        m = sim_open_with(&large, 1, 0, 4);
+        submit(m, 50, 0, 0);
+        while (m->slots[0].next < 94)
+            (void)rows_of_next(m);
+        assert_true(build(m));
+        if (left == 0)
+            submit_next(m, first, 90);
+        assert_true(build(m)); /* with row 95, which ends a block */
+        assert_int_equal(m->wire->position[0], 95);
+        assert_true(m->wire->keep[0] >= 0 && m->wire->opens == 1 - left);
+        if (left == 1) {
+            sched_cancel(m->sched, first);
+            find(m, first)->cancel_age = 0;
+            commit(m);
+            submit_next(m, first, 90);
+            assert_true(build(m));
+            assert_int_equal(m->wire->rows, 90);
+        }
+        finish(m);
+        sim_close(m);
+    }
+}
+
+/* Two have one text, and one of them is known to be the state of that: no third fills its place in
+ * the same step. */
+static void test_twice(void **state)
+{
+    (void)state;
+    static const int32_t texts[] = {0, 0, 5};
+    struct sim *m =
+        sim_open_with(&(struct setting){8, 60, 256, 200, 48, true, false, false, 0, {0}}, 1, 0, 2);
+    for (uint64_t i = 0; i < ARRAY_LEN(texts); i++) {
+        struct request *r = new_request(m, 1);
+        r->params.client = i;
+        r->prompt_len = 140;
+        for (int32_t k = 0; k < 140; k++)
+            r->prompt[k] = (k + 20 * texts[i]) % VOCAB;
+        submit_request(m, r);
+    }
+    finish(m); /* the simulation sees to it */
     sim_close(m);
 }
 
@@ -270,6 +302,7 @@ int main(void)
         cmocka_unit_test(test_simulation),     cmocka_unit_test(test_tail),
         cmocka_unit_test(test_branch),         cmocka_unit_test(test_promise),
         cmocka_unit_test(test_broken_promise), cmocka_unit_test(test_answer),
-        cmocka_unit_test(test_moving_answer),  cmocka_unit_test(test_places)};
+        cmocka_unit_test(test_moving_answer),  cmocka_unit_test(test_twice),
+        cmocka_unit_test(test_places)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

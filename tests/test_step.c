@@ -124,6 +124,7 @@ static void random_step(struct step *s, bool full)
     s->rows = full ? limits.rows : below(limits.rows + 1);
     s->opens = full ? limits.slots : below(limits.slots + 1);
     s->appends = full ? s->append_max : below(s->append_max + 1);
+    const int32_t first = below(limits.states);
     s->closes = full ? 2 * limits.slots : below(2 * limits.slots + 1);
     for (int32_t i = 0; i < s->opens; i++)
         random_open(&s->open[i], i, full);
@@ -136,7 +137,7 @@ static void random_step(struct step *s, bool full)
         s->slot[i] = below(limits.slots + 1) - 1;
         s->position[i] = below(limits.history_max - 1);
         s->token[i] = below(limits.vocab + 1) - 1;
-        s->keep[i] = below(limits.states + 1) - 1;
+        s->keep[i] = i < limits.states && below(4) ? (i + first) % limits.states : -1;
         if (s->slot[i] < 0 || s->samples == limits.samples || (!full && below(3)))
             continue;
         s->sample[s->samples] = i;

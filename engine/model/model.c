@@ -33,8 +33,8 @@ static size_t carve_all(struct model *m, const struct model_config *cfg, const s
     const struct recurrent_heads *r = &m->recurrent;
     const int64_t gates = cfg->attention_gate ? heads * cfg->head_dim : 0;
     m->gates = carve_floats(&c, rows, gates > 2 * r->values ? gates : 2 * r->values);
-    m->kept = carve_floats(&c, model_config_recurring(cfg),
-                           (int64_t)((size_t)m->states * model_state_size(r)));
+    m->states = carve_floats(&c, model_config_recurring(cfg),
+                             (int64_t)((size_t)m->places * model_state_size(r)));
     m->x = carve_floats(&c, 1, (int64_t)parallel_rest_size(f, rank, m->rows_max));
     return c.used;
 }
@@ -130,7 +130,7 @@ size_t model_activation_bytes(const struct model_config *m, const struct flow *f
 {
     const int32_t heads = (int32_t)span_len(layout_heads(m, f, rank));
     struct model model = {.rows_max = sizes->rows,
-                          .states = sizes->states,
+                          .places = sizes->places,
                           .heads = {.heads = heads},
                           .recurrent = layout_recurrent_heads(m, f, rank)};
     return carve_all(&model, m, f, rank, NULL) +
@@ -154,7 +154,7 @@ enum status model_open(const struct model_parts *parts, struct model **out, stru
                     : cfg->gelu                          ? ACT_GELU_TANH
                                                          : ACT_SILU;
     m->rows_max = parts->rows_max;
-    m->states = parts->states;
+    m->places = parts->places;
     m->context = parts->context;
     const struct layout *l = parts->layout;
     m->heads = (struct heads){(int32_t)span_len(l->heads), (int32_t)span_len(l->kv_heads),
@@ -206,15 +206,15 @@ void model_close(struct model *m)
 
 void *model_states(const struct model *m, size_t *bytes)
 {
-    const size_t each = (size_t)m->states * model_state_size(&m->recurrent);
-    *bytes = (size_t)model_config_recurring(m->config) * each * sizeof *m->kept;
-    return m->kept;
+    const size_t each = (size_t)m->places * model_state_size(&m->recurrent);
+    *bytes = (size_t)model_config_recurring(m->config) * each * sizeof *m->states;
+    return m->states;
 }
 
 /* The same part of the states of two slots, in all layers. */
 static void copy_states(struct model *m, float *first, size_t size, int32_t slot, int32_t from)
 {
-    const size_t stride = (size_t)m->states * model_state_size(&m->recurrent);
+    const size_t stride = (size_t)m->places * model_state_size(&m->recurrent);
     if (size > 0)
         m->b->ops->copy(m->b, first + (size_t)slot * size, stride, first + (size_t)from * size,
                         stride, model_config_recurring(m->config), (int32_t)size);
@@ -223,8 +223,8 @@ static void copy_states(struct model *m, float *first, size_t size, int32_t slot
 void model_recall(struct model *m, int32_t slot, int32_t from)
 {
     const size_t matrix = model_matrix_size(&m->recurrent);
-    copy_states(m, m->kept, matrix, slot, from);
-    copy_states(m, m->kept + (size_t)m->states * matrix, model_rows_size(&m->recurrent), slot,
+    copy_states(m, m->states, matrix, slot, from);
+    copy_states(m, m->states + (size_t)m->places * matrix, model_rows_size(&m->recurrent), slot,
                 from);
 }
 

@@ -24,7 +24,7 @@ struct model_parts {
     struct kv_groups groups;    /* of kv */
     int32_t rows_max;           /* T of the largest step */
     int32_t samples_max;        /* R of the largest step */
-    int32_t states;             /* places for what layers that recur remember, by slot */
+    int32_t places;             /* for what layers that recur remember, of slots first */
     int32_t context;            /* positions that a sequence may have */
     _Atomic uint64_t *progress; /* bumped once per layer; may be NULL */
 };
@@ -46,7 +46,7 @@ size_t model_comm_bytes(const struct flow *f, int32_t rows_max, int32_t samples_
 /* What the layers that recur remember of a sequence, on this rank; 0 where none does. */
 size_t model_state_bytes(const struct model_config *m, const struct flow *f, int32_t rank);
 struct model_sizes {
-    int32_t rows, samples, states; /* as in struct model_parts, of the largest step */
+    int32_t rows, samples, places; /* as in struct model_parts, of the largest step */
 };
 /* Activation memory a rank allocates outside the communicator, with all states. */
 size_t model_activation_bytes(const struct model_config *m, const struct flow *f, int32_t rank,

@@ -151,8 +151,8 @@ out:
 static struct recurrent_state state_of(const struct model *m, int32_t index)
 {
     const struct recurrent_heads *h = &m->recurrent;
-    const size_t slots = (size_t)m->states, matrices = slots * model_matrix_size(h);
-    float *base = m->kept + (size_t)index * (matrices + slots * model_rows_size(h));
+    const size_t slots = (size_t)m->places, matrices = slots * model_matrix_size(h);
+    float *base = m->states + (size_t)index * (matrices + slots * model_rows_size(h));
     return (struct recurrent_state){base, base + matrices, NULL};
 }
 

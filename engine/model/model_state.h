@@ -45,7 +45,7 @@ struct model {
     struct heads heads;               /* local */
     struct recurrent_heads recurrent; /* likewise */
     enum activation activation;       /* of the MLP's gate */
-    int32_t rows_max, context, states;
+    int32_t rows_max, context, places;
     _Atomic uint64_t *progress;
 
     struct parallel_weight embed, head;
@@ -63,8 +63,8 @@ struct model {
         float *qkv;      /* [rows, own query heads and the key, each head_dim] */
         float *values;   /* [rows, own query heads, latent.value] */
     } latent;
-    float *gates; /* [rows in attention, own query heads * head_dim, or own value heads * 2] */
-    float *kept;  /* of all layers that recur, one after the other: struct recurrent_state */
+    float *gates;  /* [rows in attention, own query heads * head_dim, or own value heads * 2] */
+    float *states; /* of all layers that recur, one after the other: struct recurrent_state */
     const int32_t *keep; /* of this step's rows, likewise */
     float *x;            /* this rank's part of [T, D] */
 };

@@ -488,16 +488,30 @@ void rowops_select(struct backend *b, struct view y, struct cview x, const int32
     }
 }
 
+struct copy_job {
+    float *dst;
+    const float *src;
+    size_t dst_stride, src_stride, bytes;
+};
+
+static void copy_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
+{
+    const struct copy_job *j = arg;
+    (void)worker;
+    for (int64_t r = begin; r < end; r++) {
+        float *to = j->dst + (size_t)r * j->dst_stride;
+        if (j->src != NULL)
+            memcpy(to, j->src + (size_t)r * j->src_stride, j->bytes);
+        else
+            memset(to, 0, j->bytes);
+    }
+}
+
 void rowops_copy(struct backend *b, float *dst, size_t dst_stride, const float *src,
                  size_t src_stride, int32_t rows, int32_t cols)
 {
-    (void)b;
-    for (int32_t r = 0; r < rows; r++) {
-        if (src != NULL)
-            memcpy(dst + (size_t)r * dst_stride, src + (size_t)r * src_stride, (size_t)cols * 4);
-        else
-            memset(dst + (size_t)r * dst_stride, 0, (size_t)cols * 4);
-    }
+    struct copy_job j = {dst, src, dst_stride, src_stride, (size_t)cols * sizeof *dst};
+    pool_run(cpu_of(b)->pool, rows, grain(cols), copy_rows, &j);
 }
 
 struct sum_job {

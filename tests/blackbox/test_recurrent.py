@@ -357,7 +357,7 @@ def activation_bytes(model, *options):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_planned_states(tmp_path, ranks):
-    """As many as there are slots, and here none for prefixes."""
+    """As many as there are slots, and here one for prefixes."""
     shape = family_config(tmp_path / "shape", "qwen3_next", linear_key_head_dim=256,
                           linear_value_head_dim=256)
     model, rows = shape.parent, ("-tp", ranks, "--max-num-batched-tokens", 64)

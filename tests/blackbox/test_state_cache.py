@@ -146,6 +146,7 @@ def test_lost_rank(serve):
     assert ask(server, prompt, **SAMPLED)[:3] == first[:2] + (128,)
     os.kill(server.ranks()[-1], signal.SIGKILL)
     eventually(lambda: server.metrics().sum("tessera:group_restarts_total") == 1)
+    assert server.metrics().sum("tessera:state_cache_usage_perc") == 0
     assert ask(server, prompt, **SAMPLED)[:3] == first[:2] + (0,)
     assert ask(server, prompt, **SAMPLED)[:3] == first[:2] + (128,)
 
@@ -199,6 +200,23 @@ def test_refused(name, options, code, words):
     lines = [line for line in done.stderr.splitlines() if " info " not in line]
     assert done.returncode == code and len(lines) == 1, done.stderr
     assert all(word in lines[0] for word in words)
+
+
+def test_what_is_said_comes_first(tmp_path):
+    """What is kept unless it is asked for takes no room of what is."""
+    model = family_config(tmp_path / "shape", "qwen3_next", linear_key_head_dim=256,
+                          linear_value_head_dim=256, linear_num_key_heads=32,
+                          linear_num_value_heads=64, num_hidden_layers=8).parent
+    options = ("plan", model, "--load-format", "dummy", "--max-model-len", 128, "--json",
+               "--max-num-batched-tokens", 1024)
+    state = oracle.state_bytes(checkpoint.shape_of(model), 1, 0)
+    free = json.loads(run(*options, "--max-num-seqs", 1).stdout)["available_bytes"]
+    most = int(free * 0.9) // state
+    plan = json.loads(run(*options, "--max-num-seqs", most, "--kv-cache-memory", "16M").stdout)
+    assert plan["fits"] and plan["max_num_seqs"] == most
+    assert 0 <= plan["kept_states"] <= (plan["available_bytes"] - most * state) / 4 / state
+    plan = json.loads(run(*options, "--max-num-seqs", 2, "--no-enable-prefix-caching").stdout)
+    assert plan["kept_states"] == 0
 
 
 def test_other_names():
