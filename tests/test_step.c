@@ -528,6 +528,24 @@ static void test_samples_ascend(void **state)
     free(bytes);
 }
 
+/* Two rows would fill it at once. */
+static void test_kept_once(void **state)
+{
+    (void)state;
+    struct step *s = new_step(), *in = new_step();
+    char *bytes = malloc(step_bytes_max(&limits));
+    s->rows = 3;
+    s->keep[0] = 4;
+    s->keep[1] = -1;
+    for (int32_t last = -1; last < limits.states; last++) {
+        s->keep[2] = last;
+        assert_int_equal(decodes(in, bytes, step_encode(s, bytes)), last != 4);
+    }
+    step_free(s);
+    step_free(in);
+    free(bytes);
+}
+
 static void test_header(void **state)
 {
     (void)state;
@@ -671,6 +689,7 @@ int main(void)
         cmocka_unit_test(test_flipped),
         cmocka_unit_test(test_limits),
         cmocka_unit_test(test_samples_ascend),
+        cmocka_unit_test(test_kept_once),
         cmocka_unit_test(test_header),
         cmocka_unit_test(test_result),
         cmocka_unit_test(test_samples_of_vectors),
