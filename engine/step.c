@@ -68,6 +68,7 @@ enum status step_open_new(const struct step_limits *limits, struct step **out, s
         step_free(s);
         return base_fail(err, ERR_NOMEM, "step: no memory for %d rows", limits->rows);
     }
+    memset(s->keep, 0xff, rows * sizeof *s->keep); /* nothing is, by who does not say it */
     *out = s;
     return OK;
 }
