@@ -152,6 +152,12 @@ int base_edit_distance(const char *a, const char *b)
     return d[na][nb];
 }
 
+bool base_ends_with(const char *text, const char *end)
+{
+    const size_t n = strlen(text), len = strlen(end);
+    return n >= len && strcmp(text + n - len, end) == 0;
+}
+
 const char *base_human_bytes(char *buf, size_t cap, uint64_t bytes)
 {
     static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};

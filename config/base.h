@@ -121,6 +121,8 @@ void base_log(enum log_level level, const char *fmt, ...) PRINTF_LIKE(2, 3);
  * used for "did you mean". Words longer than 63 bytes compare as far apart. */
 int base_edit_distance(const char *a, const char *b);
 
+bool base_ends_with(const char *text, const char *end);
+
 /* "1.5 GiB", "312 KiB" into buf; returns buf. */
 const char *base_human_bytes(char *buf, size_t cap, uint64_t bytes);
 

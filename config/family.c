@@ -297,9 +297,7 @@ const struct family *family_find(const char *model_type, int *distance)
 /* Is it the text's part of another one, which names it well enough? */
 static bool is_text(const char *model_type)
 {
-    static const char ending[] = "_text";
-    const size_t n = strlen(model_type), end = sizeof ending - 1;
-    return n > end && strcmp(model_type + n - end, ending) == 0;
+    return base_ends_with(model_type, "_text");
 }
 
 void family_names(char *to, size_t size)

@@ -89,6 +89,16 @@ static void test_edit_distance(void **state)
     assert_int_equal(base_edit_distance(a, "x"), 62);
 }
 
+static void test_ends_with(void **state)
+{
+    (void)state;
+    assert_true(base_ends_with("layers.0.weight", ".weight"));
+    assert_true(base_ends_with(".weight", ".weight"));
+    assert_true(base_ends_with("a", ""));
+    assert_false(base_ends_with("weight", ".weight"));
+    assert_false(base_ends_with("layers.weight.0", ".weight"));
+}
+
 static void test_human_bytes(void **state)
 {
     (void)state;
@@ -494,13 +504,14 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_arithmetic),  cmocka_unit_test(test_edit_distance),
-        cmocka_unit_test(test_human_bytes), cmocka_unit_test(test_hash),
-        cmocka_unit_test(test_errors),      cmocka_unit_test(test_round_trips),
-        cmocka_unit_test(test_rounding),    cmocka_unit_test(test_dtype_names),
-        cmocka_unit_test(test_buf_bounds),  cmocka_unit_test(test_buf_take),
-        cmocka_unit_test(test_buf_json),    cmocka_unit_test(test_json_limits),
-        cmocka_unit_test(test_json_strict), cmocka_unit_test(test_json_nul),
-        cmocka_unit_test(test_json_big),    cmocka_unit_test(test_json_access),
+        cmocka_unit_test(test_ends_with),   cmocka_unit_test(test_human_bytes),
+        cmocka_unit_test(test_hash),        cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_round_trips), cmocka_unit_test(test_rounding),
+        cmocka_unit_test(test_dtype_names), cmocka_unit_test(test_buf_bounds),
+        cmocka_unit_test(test_buf_take),    cmocka_unit_test(test_buf_json),
+        cmocka_unit_test(test_json_limits), cmocka_unit_test(test_json_strict),
+        cmocka_unit_test(test_json_nul),    cmocka_unit_test(test_json_big),
+        cmocka_unit_test(test_json_access),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -332,7 +332,7 @@ static void test_other_tensors(void **state)
         {"m.q.lora_magnitude_vector.weight", "is one of DoRA, which is not supported"},
         {"m.q.lora_B.bias", "is not the weight of a lora_A or lora_B"},
         {"m.q.lora_A.default.weight", "is not the weight of a lora_A or lora_B"},
-        {".lora_A.weight", "is not the weight of a lora_A or lora_B"},
+        {".lora_A.weight", "has no other half"},
         {"m.q.lora_a.weight", "is not the weight of a lora_A or lora_B"},
         {"m.q.lora_A.weights", "is not the weight of a lora_A or lora_B"},
     };

@@ -450,7 +450,7 @@ static void scale_name(char name[PLACEMENT_NAME_MAX], const struct local_weight 
 {
     const size_t n = strlen(s->tensor), end = sizeof MXFP4_CODES - 1;
     const bool blocks = mxfp4_is_source(w);
-    CHECK(!blocks || (n > end && strcmp(s->tensor + n - end, MXFP4_CODES) == 0));
+    CHECK(!blocks || base_ends_with(s->tensor, MXFP4_CODES));
     const int used =
         snprintf(name, PLACEMENT_NAME_MAX, "%.*s%s", (int)(blocks ? n - end : n), s->tensor,
                  blocks             ? MXFP4_SCALES

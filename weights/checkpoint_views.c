@@ -8,24 +8,18 @@
 #define DOWN EXPERTS "down_proj"
 #define CONV ".conv1d.weight"
 
-static bool ends_with(const char *name, const char *end)
-{
-    const size_t n = strlen(name), k = strlen(end);
-    return n > k && strcmp(name + n - k, end) == 0;
-}
-
 static bool is_gate_up(const struct safetensors_entry *e)
 {
-    return ends_with(e->name, GATE_UP) && e->shape[1] % 2 == 0;
+    return base_ends_with(e->name, GATE_UP) && e->shape[1] % 2 == 0;
 }
 
 int32_t checkpoint_views_count(const struct safetensors_entry *e)
 {
     if (e->ndim != 3 || e->bytes == 0)
         return 0;
-    if (ends_with(e->name, CONV))
+    if (base_ends_with(e->name, CONV))
         return e->shape[1] == 1;
-    const int32_t each = is_gate_up(e) ? 2 : ends_with(e->name, DOWN) ? 1 : 0;
+    const int32_t each = is_gate_up(e) ? 2 : base_ends_with(e->name, DOWN) ? 1 : 0;
     return e->shape[0] <= BACKEND_EXPERTS_MAX ? each * (int32_t)e->shape[0] : 0;
 }
 
@@ -34,7 +28,7 @@ bool checkpoint_views_get(const struct safetensors_entry *e, const char *name, i
 {
     const bool pairs = is_gate_up(e);
     const int32_t parts = pairs ? 2 : 1; /* of an expert */
-    if (ends_with(e->name, CONV)) {
+    if (base_ends_with(e->name, CONV)) {
         *out = (struct checkpoint_view){.ndim = 1, .shape = {1, e->shape[0] * e->shape[2]}};
         return snprintf(out->name, sizeof out->name, "%s", name) < (int)sizeof out->name;
     }

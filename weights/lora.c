@@ -112,12 +112,6 @@ static enum status open_files(struct adapter *a, struct err *err)
     return st == OK ? safetensors_open(path, &a->st, err) : st;
 }
 
-static bool ends(const char *name, const char *end)
-{
-    const size_t n = strlen(name), m = strlen(end);
-    return n > m && strcmp(name + n - m, end) == 0;
-}
-
 static enum status refuse(const struct adapter *a, const char *name, const char *why,
                           struct err *err)
 {
@@ -127,7 +121,7 @@ static enum status refuse(const struct adapter *a, const char *name, const char 
 /* What is neither one of a pair nor whole. */
 static enum status check_known(const struct adapter *a, const char *name, struct err *err)
 {
-    if (ends(name, END_A) || ends(name, END_B) || !strstr(name, "lora_"))
+    if (base_ends_with(name, END_A) || base_ends_with(name, END_B) || !strstr(name, "lora_"))
         return OK;
     const char *why = "is not the weight of a lora_A or lora_B, which alone are supported";
     if (strstr(name, "lora_embedding_"))
@@ -237,7 +231,7 @@ out:
 /* Are they lora_A and lora_B of one module? */
 static bool is_pair(const char *a, const char *b)
 {
-    return ends(a, END_A) && ends(b, END_B) && strlen(a) == strlen(b) &&
+    return base_ends_with(a, END_A) && base_ends_with(b, END_B) && strlen(a) == strlen(b) &&
            strncmp(a, b, strlen(a) - (sizeof END_A - 1)) == 0;
 }
 
@@ -261,7 +255,7 @@ static enum status add_parts(struct lora *l, int32_t adapter, struct err *err)
             TRY(add_pair(l, adapter, e[i], e[i + 1], err));
         else
             TRY(refuse(a, e[i]->name, "has no other half", err));
-        i += ends(e[i]->name, END_A); /* its lora_B */
+        i += base_ends_with(e[i]->name, END_A); /* its lora_B */
     }
     if (count == 0)
         st = base_fail(err, ERR_MODEL, "%.200s: no tensors in it", a->st.path);

@@ -72,26 +72,21 @@ static bool is_named(const char *tensor, const char *name)
     return name && strcmp(tensor, name) == 0;
 }
 
-static bool ends_with(const char *name, const char *end)
-{
-    const size_t n = strlen(name), k = strlen(end);
-    return n > k && strcmp(name + n - k, end) == 0;
-}
-
 /* Layers that recur have vectors beside gains; and those of their norms are as they come. */
 static bool is_decay(const char *tensor)
 {
-    return ends_with(tensor, ".A_log");
+    return base_ends_with(tensor, ".A_log");
 }
 
 static bool is_convolution(const char *tensor)
 {
-    return ends_with(tensor, ".conv1d.weight");
+    return base_ends_with(tensor, ".conv1d.weight");
 }
 
 static bool is_gain(const char *tensor, int32_t ndim)
 {
-    return ndim == 1 && !ends_with(tensor, "bias") && !is_decay(tensor) && !is_convolution(tensor);
+    return ndim == 1 && !base_ends_with(tensor, "bias") && !is_decay(tensor) &&
+           !is_convolution(tensor);
 }
 
 void synth_row(const struct synth_rules *rules, const char *tensor, int32_t ndim, int64_t cols,

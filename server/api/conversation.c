@@ -576,15 +576,14 @@ static enum status write_kwargs(const struct jdoc *kwargs, struct buf *out, stru
     const struct jdoc *value;
     for (void *i = kwargs ? jdoc_iter(kwargs, NULL, &key, &value) : NULL; i;
          i = jdoc_iter(kwargs, i, &key, &value)) {
-        const size_t len = strlen(key);
-        bool bad = len >= 6 && strcmp(key + len - 6, "_token") == 0;
+        bool bad = base_ends_with(key, "_token");
         for (size_t k = 0; k < ARRAY_LEN(taken); k++)
             bad = bad || strcmp(taken[k], key) == 0;
         if (bad)
             return api_error_field(e, "chat_template_kwargs",
                                    "chat_template_kwargs may not set \"%.40s\"", key);
         buf_puts(out, ",");
-        buf_json(out, key, len);
+        buf_json(out, key, strlen(key));
         buf_puts(out, ":");
         jdoc_write(value, out);
     }

@@ -16,12 +16,6 @@
 
 #define HEAD_BYTES_MAX 4096 /* of a request, without its key */
 
-static bool ends_with(const char *text, const char *end)
-{
-    size_t n = strlen(text), m = strlen(end);
-    return n >= m && strcmp(text + n - m, end) == 0;
-}
-
 static enum status bad_url(const char *url, const char *why, struct err *err)
 {
     return base_fail(err, ERR_USAGE, "\"%.200s\" %s; expected http://HOST[:PORT][/v1]", url, why);
@@ -33,8 +27,8 @@ static void set_paths(struct target *t, const char *path, size_t n)
     while (n > 0 && path[n - 1] == '/')
         n--;
     snprintf(t->path, sizeof t->path, "%.*s", (int)n, path);
-    t->is_chat = ends_with(t->path, "/chat/completions");
-    if (!ends_with(t->path, "/completions"))
+    t->is_chat = base_ends_with(t->path, "/chat/completions");
+    if (!base_ends_with(t->path, "/completions"))
         snprintf(t->path, sizeof t->path, "%.*s/completions", (int)n, n > 0 ? path : "/v1");
     if (n == 0)
         snprintf(t->path, sizeof t->path, "/v1/completions");
