@@ -125,6 +125,8 @@ TESTED_BY = {
     "kernels/host_memory_experts.c": "tests/test_experts.c",
     "kernels/module.c": "tests/blackbox/test_startup.py",
     "kernels/ref/ref.c": "tests/test_kernels.c",
+    "kernels/ref/ref_attend.c": "tests/test_attend.c tests/test_joint_norm.c tests/test_latent.c",
+    "kernels/ref/ref_experts.c": "tests/test_experts.c",
     "kernels/ref/ref_recurrent.c": "tests/test_delta_rule.c",
     "kernels/ref/ref_sample.c": "tests/test_sample.c",
     "weights/checkpoint.c": "tests/test_checkpoint.c tests/test_lora_apply.c tests/test_nomem.c "
@@ -242,6 +244,9 @@ TESTED_BY = {
     "server/api/body.c": "tests/test_api.c tests/fuzz/fuzz_api.c tests/test_nomem.c",
     "server/answer/answer.c": "tests/test_answer.c tests/fuzz/fuzz_answer.c tests/test_nomem.c "
                               "tests/blackbox/test_tools.py",
+    "server/answer/answer_call.c": "tests/test_answer.c tests/test_call_tags.c "
+                                   "tests/blackbox/test_tools.py",
+    "server/answer/answer_message.c": "tests/test_answer.c tests/blackbox/test_harmony.py",
     "server/answer/answer_form.c": "tests/test_answer.c tests/test_chat.c "
                                    "tests/blackbox/test_tools.py",
     "server/answer/call.c": "tests/test_answer.c tests/fuzz/fuzz_answer.c",
