@@ -132,7 +132,7 @@ TESTED_BY = {
     "weights/checkpoint.c": "tests/test_checkpoint.c tests/test_lora_apply.c tests/test_nomem.c "
         "tests/fuzz/fuzz_checkpoint.c",
     "weights/checkpoint_files.c": "tests/test_checkpoint.c tests/fuzz/fuzz_checkpoint.c",
-    "weights/checkpoint_views.c": "tests/test_checkpoint.c tests/fuzz/fuzz_checkpoint.c",
+    "weights/checkpoint_views.c": "tests/test_checkpoint_views.c tests/fuzz/fuzz_checkpoint.c",
     "weights/fp8.c": "tests/test_fp8.c tests/blackbox/test_fp8.py",
     "weights/gguf/gguf.c": "tests/test_gguf.c tests/test_gguf_wrong.c tests/test_nomem.c",
     "weights/gguf/gguf_blocks.c": "tests/test_gguf.c",

@@ -33,6 +33,7 @@ static void group_pieces(struct checkpoint *c)
             continue;
         c->tensors[c->count] = (struct checkpoint_tensor){
             .name = p->name,
+            .name_in_file = p->name_in_file,
             .dtype = p->dtype,
             .ndim = p->ndim,
             .column = p->column,
@@ -175,6 +176,18 @@ const struct lora *checkpoint_lora(const struct checkpoint *c)
 
 /* ---- questions ---- */
 
+enum { CALLED_BYTES = 256 };
+
+/* What messages call a tensor: as its file does, and as what it is read where that is another. */
+static const char *called(const struct checkpoint_tensor *t, char to[CALLED_BYTES])
+{
+    char room[PLACEMENT_NAME_MAX];
+    const bool same = strcmp(checkpoint_files_name(t->name_in_file, room), t->name) == 0;
+    snprintf(to, CALLED_BYTES, "%.110s%s%.110s", t->name_in_file, same ? "" : ", read as ",
+             same ? "" : t->name);
+    return to;
+}
+
 int32_t checkpoint_count(const struct checkpoint *c)
 {
     return c->count;
@@ -205,7 +218,7 @@ const char *checkpoint_nearest(const struct checkpoint *c, const char *name)
     for (int32_t i = 0; i < c->count; i++) {
         int d = base_edit_distance(name, c->tensors[i].name);
         if (!best || d < least) {
-            best = c->tensors[i].name;
+            best = c->tensors[i].name_in_file;
             least = d;
         }
     }
@@ -486,11 +499,12 @@ static enum status check_blocks(const struct checkpoint *c, const struct checkpo
         write_dims(expected, ndim, want);
         write_dims(found, t->dims ? t->ndim : 2, dims);
         return base_fail(err, ERR_MODEL, "%.200s: tensor %s: expected %s%s, found %s", c->files.dir,
-                         t->name, expected, codes ? "" : " scales", found);
+                         t->name_in_file, expected, codes ? "" : " scales", found);
     }
     if (t->dtype != DTYPE_U8)
         return base_fail(err, ERR_MODEL, "%.200s: tensor %s: expected U8%s, found %s", c->files.dir,
-                         t->name, codes ? ", by quantization_config" : "", dtype_name(t->dtype));
+                         t->name_in_file, codes ? ", by quantization_config" : "",
+                         dtype_name(t->dtype));
     return OK;
 }
 
@@ -518,12 +532,12 @@ enum status checkpoint_scale(const struct checkpoint *c, const struct local_weig
     if (t->ndim > 2 || t->rows != part->shape[0] || t->cols != part->shape[1])
         return base_fail(err, ERR_MODEL,
                          "%.200s: tensor %s: expected [%lld, %lld] scales, found %d-d [%lld, %lld]",
-                         c->files.dir, t->name, (long long)part->shape[0],
+                         c->files.dir, t->name_in_file, (long long)part->shape[0],
                          (long long)part->shape[1], t->ndim, (long long)t->rows,
                          (long long)t->cols);
     if (!dtype_is_compute(t->dtype))
         return base_fail(err, ERR_MODEL, "%.200s: tensor %s: expected F32, F16 or BF16, found %s",
-                         c->files.dir, t->name, dtype_name(t->dtype));
+                         c->files.dir, t->name_in_file, dtype_name(t->dtype));
     return OK;
 }
 
@@ -562,6 +576,7 @@ uint64_t checkpoint_read_bytes(const struct checkpoint *c, const struct local_we
 static enum status check_shape(const struct checkpoint *c, const struct checkpoint_tensor *t,
                                const struct tensor_slice *s, struct err *err)
 {
+    char name[CALLED_BYTES];
     if (t->column && s->stack > 0) {
         const int64_t want[] = {s->stack, 1, s->shape[1] / s->stack};
         char expected[80], found[80];
@@ -569,12 +584,12 @@ static enum status check_shape(const struct checkpoint *c, const struct checkpoi
         write_dims(found, ARRAY_LEN(want), t->column);
         if (memcmp(t->column, want, sizeof want) != 0)
             return base_fail(err, ERR_MODEL, "%.200s: tensor %s: expected %s, found %s",
-                             c->files.dir, s->tensor, expected, found);
+                             c->files.dir, called(t, name), expected, found);
     }
     if (t->ndim != s->ndim || t->rows != s->shape[0] || t->cols != s->shape[1])
         return base_fail(err, ERR_MODEL,
                          "%.200s: tensor %s: expected %d-d [%lld, %lld], found %d-d [%lld, %lld]",
-                         c->files.dir, s->tensor, s->ndim, (long long)s->shape[0],
+                         c->files.dir, called(t, name), s->ndim, (long long)s->shape[0],
                          (long long)s->shape[1], t->ndim, (long long)t->rows, (long long)t->cols);
     return OK;
 }
@@ -583,12 +598,14 @@ static enum status check_shape(const struct checkpoint *c, const struct checkpoi
 static enum status check_values(const struct checkpoint *c, const struct checkpoint_tensor *t,
                                 const struct tensor_slice *s, bool codes, struct err *err)
 {
+    char name[CALLED_BYTES];
     enum status st = check_shape(c, t, s, err);
     if (st != OK)
         return st;
     if (codes ? t->dtype != DTYPE_F8_E4M3 : !dtype_is_compute(t->dtype))
         return base_fail(err, ERR_MODEL, "%.200s: tensor %s: expected %s, found %s", c->files.dir,
-                         s->tensor, codes ? "F8_E4M3, by quantization_config" : "F32, F16 or BF16",
+                         called(t, name),
+                         codes ? "F8_E4M3, by quantization_config" : "F32, F16 or BF16",
                          dtype_name(t->dtype));
     return OK;
 }
@@ -622,7 +639,7 @@ static enum status check_packed(const struct checkpoint *c, const struct local_w
             return st;
         if (!packed_part_type((enum packed_part)i, t->dtype))
             return base_fail(err, ERR_MODEL, "%.200s: tensor %s: expected %s, found %s",
-                             c->files.dir, t->name, packed_part_types((enum packed_part)i),
+                             c->files.dir, t->name_in_file, packed_part_types((enum packed_part)i),
                              dtype_name(t->dtype));
         used[t - c->tensors] = 1;
     }
@@ -665,7 +682,8 @@ enum status checkpoint_check(const struct checkpoint *c, const struct local_weig
 {
     enum status st = OK;
     int32_t ignored = 0, unknown = 0;
-    const char *first_unknown = NULL;
+    const struct checkpoint_tensor *first_unknown = NULL;
+    char called_unknown[CALLED_BYTES];
     char *used = calloc((size_t)c->count + 1, 1);
     if (!used)
         return base_fail(err, ERR_NOMEM, "%s: no memory", c->files.dir);
@@ -686,13 +704,13 @@ enum status checkpoint_check(const struct checkpoint *c, const struct local_weig
         if (is_ignored(name, ignore, ignore_count))
             ignored++;
         else if (unknown++ == 0)
-            first_unknown = name;
+            first_unknown = &c->tensors[i];
     }
     if (unknown > 0) {
-        st = base_fail(err, ERR_MODEL,
-                       "%.200s: unexpected tensor %.100s: this model has no place for it (%d such "
-                       "tensors)",
-                       c->files.dir, first_unknown, unknown);
+        st = base_fail(
+            err, ERR_MODEL,
+            "%.160s: unexpected tensor %s: this model has no place for it (%d such tensors)",
+            c->files.dir, called(first_unknown, called_unknown), unknown);
         goto out;
     }
     if (ignored_count)

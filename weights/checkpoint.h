@@ -16,13 +16,14 @@ struct checkpoint;
 /* A whole tensor; a 1-d one has rows = 1, one of more than 2-d has rows = the product of its first
  * two sizes and cols = that of the rest. */
 struct checkpoint_tensor {
-    const char *name;
+    const char *name; /* as a model that makes tokens has it */
     enum dtype dtype;
     int32_t ndim;
     int64_t rows, cols;
     const int64_t *dims; /* [ndim] as the file has it; NULL in a sharded checkpoint, and of views */
     const int64_t *column; /* of a vector that the file has as rows of one column, [n, 1, m], these
                               sizes; else NULL */
+    const char *name_in_file; /* of a view that of the tensor it is a part of */
 };
 
 /* ERR_MODEL within milliseconds, naming file, tensor, expected, found. */
@@ -39,7 +40,8 @@ int32_t checkpoint_count(const struct checkpoint *c);
 /* In name order. */
 const struct checkpoint_tensor *checkpoint_at(const struct checkpoint *c, int32_t i);
 const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *c, const char *name);
-/* Nearest existing name, for messages; NULL when the checkpoint is empty. */
+/* Of the tensor of the nearest name what its file calls it, for messages; NULL when the checkpoint
+ * is empty. */
 const char *checkpoint_nearest(const struct checkpoint *c, const char *name);
 /* Sum of tensor bytes (each tensor once). */
 uint64_t checkpoint_bytes(const struct checkpoint *c);

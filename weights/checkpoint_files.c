@@ -304,8 +304,11 @@ static enum status add_whole_tensors(struct checkpoint_files *f, struct err *err
     for (int32_t i = 1; i < f->piece_count; i++) {
         const struct checkpoint_piece *a = &f->pieces[i - 1], *b = &f->pieces[i];
         if (strcmp(a->name, b->name) == 0)
-            return base_fail(err, ERR_MODEL, "%.200s: duplicate tensor %.100s: in %s and in %s",
-                             f->dir, a->name, f->files[a->file].name, f->files[b->file].name);
+            return base_fail(
+                err, ERR_MODEL,
+                "%.120s: duplicate tensor %.80s: it is %.80s in %.60s and %.80s in %.60s", f->dir,
+                a->name, a->name_in_file, f->files[a->file].name, b->name_in_file,
+                f->files[b->file].name);
     }
     return OK;
 }

@@ -84,13 +84,13 @@ enum status fp8_scales_read(const struct checkpoint *c, const struct local_weigh
         .bytes = n * dtype_size(t->dtype),
     };
     if (!out->value)
-        return base_fail(err, ERR_NOMEM, "%s: no memory for %zu scales", t->name, n);
+        return base_fail(err, ERR_NOMEM, "%s: no memory for %zu scales", t->name_in_file, n);
     st = checkpoint_read(c, t, part.rows, part.cols, rank, out->value, err);
     for (size_t i = n; i-- > 0 && st == OK;) { /* from the end: the file's type is not wider */
         const float v = dtype_load(out->value, t->dtype, i);
         if (!(v >= 0 && v <= BACKEND_SCALE_MAX))
-            st = base_fail(err, ERR_MODEL, "tensor %s: a scale is %g, expected 0 to %g", t->name,
-                           (double)v, (double)BACKEND_SCALE_MAX);
+            st = base_fail(err, ERR_MODEL, "tensor %s: a scale is %g, expected 0 to %g",
+                           t->name_in_file, (double)v, (double)BACKEND_SCALE_MAX);
         out->value[i] = v;
     }
     return st;

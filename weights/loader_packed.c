@@ -167,8 +167,8 @@ static enum status check_shape(struct job *j, const struct tensor_slice *s,
     loader_count(j, 2 * dtype_size(t->dtype));
     if (rows != s->shape[0] || cols != s->shape[1])
         return base_fail(err, ERR_MODEL, "tensor %s: expected %lld and %lld, found %lld and %lld",
-                         t->name, (long long)s->shape[0], (long long)s->shape[1], (long long)rows,
-                         (long long)cols);
+                         t->name_in_file, (long long)s->shape[0], (long long)s->shape[1],
+                         (long long)rows, (long long)cols);
     return OK;
 }
 
@@ -192,7 +192,7 @@ static enum status check_order(struct job *j, const struct local_weight *w,
                                  "tensor %s: column %lld is in group %d, expected %lld: columns in "
                                  "the order of their activations are not supported; quantise again "
                                  "with desc_act false",
-                                 t->name, (long long)(k + i), group[i], (long long)wanted);
+                                 t->name_in_file, (long long)(k + i), group[i], (long long)wanted);
         }
     }
     return OK;
@@ -226,7 +226,7 @@ static enum status check_bias(struct job *j, const struct tensor_slice *part, st
                 return base_fail(err, ERR_MODEL,
                                  "tensor %s: element %lld is %g, expected zeros: this model has no "
                                  "bias there",
-                                 t->name, (long long)(at + i),
+                                 t->name_in_file, (long long)(at + i),
                                  (double)dtype_load(values, t->dtype, (size_t)i));
     }
     return OK;
