@@ -156,7 +156,8 @@ enum status commands_synth(const struct options *o, struct err *err)
         goto out;
     }
     TRY(whole_open(&m, &w, err));
-    const struct synth_rules rules = layout_synth_rules(&m, (uint64_t)o->seed);
+    struct synth_rules rules = layout_synth_rules(&m, (uint64_t)o->seed);
+    rules.taps = m.recurrent.taps;
     watch_signals();
     TRY(synth_write(o->output, text, &rules, w.tensors, w.count, m.dtype, m.vocab, own_cores(),
                     err));

@@ -158,10 +158,27 @@ static enum status write_tensor(struct backend *pool, struct batch *b, struct sa
     return OK;
 }
 
+/* What reads published checkpoints wants a convolution of single channels as PyTorch has it, though
+ * its values are those of a vector. */
+static void set_shape(struct safetensors_entry *e, const struct synth_tensor *t, int64_t taps)
+{
+    if (t->ndim == 1 && taps > 0 && is_convolution(t->name)) {
+        CHECK(t->cols % taps == 0);
+        e->ndim = 3;
+        e->shape[0] = t->cols / taps;
+        e->shape[1] = 1;
+        e->shape[2] = taps;
+        return;
+    }
+    e->ndim = t->ndim;
+    e->shape[0] = t->ndim == 1 ? t->cols : t->rows;
+    e->shape[1] = t->cols;
+}
+
 /* *widest is raised to the longest row. The caller frees *out; the names are borrowed. */
-static enum status declare(const struct synth_tensor *tensors, int32_t count, enum dtype dtype,
-                           struct safetensors_entry **out, size_t *widest, uint64_t *total,
-                           struct err *err)
+static enum status declare(const struct synth_rules *rules, const struct synth_tensor *tensors,
+                           int32_t count, enum dtype dtype, struct safetensors_entry **out,
+                           size_t *widest, uint64_t *total, struct err *err)
 {
     struct safetensors_entry *entries = calloc((size_t)count + 1, sizeof *entries);
     if (!entries)
@@ -173,9 +190,7 @@ static enum status declare(const struct synth_tensor *tensors, int32_t count, en
         CHECK(t->ndim == 1 || t->ndim == 2);
         e->name = (char *)(uintptr_t)t->name; /* the writer only reads it */
         e->dtype = dtype;
-        e->ndim = t->ndim;
-        e->shape[0] = t->ndim == 1 ? t->cols : t->rows;
-        e->shape[1] = t->cols;
+        set_shape(e, t, rules->taps);
         size_t stride = (size_t)t->cols * dtype_size(dtype);
         if (stride > *widest)
             *widest = stride;
@@ -195,7 +210,7 @@ static enum status write_model(const char *path, const struct synth_rules *rules
     struct batch b = {.rules = rules, .dtype = dtype};
     struct outdir_progress p = {.path = path, .shown = base_now()};
     size_t widest = BATCH_BYTES;
-    TRY(declare(tensors, count, dtype, &entries, &widest, &p.total, err));
+    TRY(declare(rules, tensors, count, dtype, &entries, &widest, &p.total, err));
     b.bytes = malloc(widest);
     if (!b.bytes) {
         st = base_fail(err, ERR_NOMEM, "%s: no memory for %zu bytes of staging", path, widest);

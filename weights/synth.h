@@ -16,6 +16,7 @@ struct synth_rules {
     float std;
     const char *embed, *head; /* tensor names; head may be NULL (tied) */
     int64_t tiny_rows;
+    int64_t taps;  /* of convolutions, which are written as [channels, 1, taps]; 0: as vectors */
     bool less_one; /* gains are stored less one, but for those of norms in layers that recur */
 };
 

@@ -186,7 +186,7 @@ def test_synthetic_model(serve, tmp_path, family):
     for part, shape in shapes.items():
         assert stored[f"{RECURS}{part}.weight"].shape == shape
     assert stored[f"{RECURS}A_log"].shape == stored[f"{RECURS}dt_bias"].shape == (6,)
-    assert stored[f"{RECURS}conv1d.weight"].size == 288 * 4
+    assert stored[f"{RECURS}conv1d.weight"].shape == (288, 1, 4)
     assert stored[f"{RECURS}out_proj.weight"].shape == (128, 192)
     assert stored["model.layers.2.self_attn.q_proj.weight"].shape == (192, 128)
     assert stored[f"{RECURS}A_log"].min() < 0 and abs(stored[f"{RECURS}norm.weight"] - 1).max() < .1
