@@ -142,6 +142,24 @@ def test_experts(serve, tmp_path):
         scores(serve(whole, "-tp", 2)) != scores(serve(model, "-tp", 2))
 
 
+TOGETHER = {"in_proj_qkvz", "in_proj_ba", "out_proj"}
+APART = {"in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"}
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("name, parts", [("qwen3_next_f32", TOGETHER), ("qwen3_5_f32", APART),
+                                         ("qwen3_5_bf16", APART)])
+def test_layers_that_recur(serve, tmp_path, name, parts, ranks):
+    """Of which a rank has rows of several places, those of its key heads."""
+    model = checkpoint.GOLDEN / name
+    pairs = dict(random_pairs(model, 2, 7, lambda tensor: tensor.split(".")[-2] in parts))
+    assert {module.split(".")[-1] for module in pairs} == parts
+    write_adapter(tmp_path / "adapter", pairs)
+    whole = merged(model, [(pairs, 0.5)], tmp_path / "merged")
+    got = scores(serve(model, "-tp", ranks, "--lora", tmp_path / "adapter"))
+    assert got == scores(serve(whole, "-tp", ranks)) != scores(serve(model, "-tp", ranks))
+
+
 def test_whole_tensors(serve, tmp_path):
     """modules_to_save: what is there whole takes the place of the model's."""
     model = checkpoint.GOLDEN / "qwen2_f32"
