@@ -344,10 +344,8 @@ enum status chat_template_encode(const struct chat_template *t, const struct jin
                                  bool special, int32_t **ids, int32_t *count, struct api_error *e)
 {
     struct err err = {""};
-    if (text->bytes.failed) {
-        api_error_from_status(e, ERR_NOMEM, &err);
-        return ERR_NOMEM;
-    }
+    if (text->bytes.failed)
+        return api_error_no_memory(e);
     const struct tokenizer_text marked = {.bytes = text->bytes.data ? text->bytes.data : "",
                                           .foreign = text->foreign.data ? text->foreign.data : "",
                                           .n = text->bytes.len};

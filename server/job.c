@@ -437,7 +437,7 @@ void job_send_chunk(struct choice *c, struct buf *scratch)
         return;
     if (scratch->failed) {
         struct api_error e = {0};
-        api_error_from_status(&e, ERR_NOMEM, &(struct err){""});
+        api_error_no_memory(&e);
         job_fail(j, &e);
         return;
     }
@@ -481,7 +481,7 @@ static void complete_stream(struct job *j, struct buf *scratch)
     }
     struct api_error e = {0};
     if (scratch->failed)
-        api_error_from_status(&e, ERR_NOMEM, &(struct err){""});
+        api_error_no_memory(&e);
     else if (!http_reserve(j->http, scratch->len))
         http_no_room(&e);
     if (e.http_status)
@@ -522,7 +522,7 @@ static int32_t complete_object(struct job *j)
     reply->end(&usage, &body);
     drop_texts(j);
     if (body.failed)
-        api_error_from_status(&e, ERR_NOMEM, &(struct err){""});
+        api_error_no_memory(&e);
     else if (!http_reserve(j->http, body.len))
         http_no_room(&e);
     if (!e.http_status) {

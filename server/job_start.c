@@ -226,7 +226,7 @@ void job_start(struct service *s, const struct job_kind *kind, struct http_reque
     }
     struct job *j = job_open(s, kind, r);
     if (!j) {
-        api_error_from_status(&e, ERR_NOMEM, &(struct err){""});
+        api_error_no_memory(&e);
         http_reply_error(r, &e);
         return;
     }

@@ -245,7 +245,7 @@ static void handle_live(struct lane *l, struct choice *c, const struct token_eve
     job_take_parts(c, event->token >= 0);
     if (out_of_memory(l, c)) {
         struct api_error e = {0};
-        api_error_from_status(&e, ERR_NOMEM, &(struct err){""});
+        api_error_no_memory(&e);
         job_fail(j, &e);
         return;
     }

@@ -23,8 +23,7 @@ static void run(struct work *w)
     if (st == OK)
         st = t->answer(t, &e);
     if (st == OK && t->reply.failed) {
-        st = ERR_NOMEM;
-        api_error_from_status(&e, st, &(struct err){""});
+        st = api_error_no_memory(&e);
     } else if (st == OK && !http_reserve(t->http, t->reply.len)) {
         st = ERR_LIMIT;
         http_no_room(&e);
@@ -46,7 +45,7 @@ void task_start(struct service *s, struct http_request *r,
     }
     struct task *t = calloc(1, sizeof *t);
     if (!t) {
-        api_error_from_status(&e, ERR_NOMEM, &(struct err){""});
+        api_error_no_memory(&e);
         http_reply_error(r, &e);
         return;
     }

@@ -87,6 +87,12 @@ const char *api_error_code(const struct api_error *e)
     return e->code ? e->code : e->type;
 }
 
+enum status api_error_no_memory(struct api_error *e)
+{
+    api_error_set(e, 503, "out_of_memory", "no memory for this request, try again later");
+    return ERR_NOMEM;
+}
+
 void api_error_from_status(struct api_error *e, enum status st, const struct err *err)
 {
     switch (st) {
@@ -100,7 +106,7 @@ void api_error_from_status(struct api_error *e, enum status st, const struct err
         api_error_set(e, 503, "rank_lost", "%s", err->text);
         break;
     case ERR_NOMEM:
-        api_error_set(e, 503, "out_of_memory", "no memory for this request, try again later");
+        api_error_no_memory(e);
         break;
     case OK:
     case ERR_USAGE:

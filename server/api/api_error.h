@@ -31,6 +31,8 @@ enum status api_error_set(struct api_error *e, int32_t http_status, const char *
 const char *api_error_code(const struct api_error *e);
 /* What a failed call of the engine or the tokenizer means to the client. */
 void api_error_from_status(struct api_error *e, enum status st, const struct err *err);
+/* The same where memory ran out. Returns ERR_NOMEM. */
+enum status api_error_no_memory(struct api_error *e);
 /* The JSON object, as OpenAI has it. Bytes of the message that are not UTF-8 come out as '?'. */
 void api_error_write(const struct api_error *e, struct buf *out);
 /* The same as Anthropic has it; request_id NULL: without. */

@@ -221,7 +221,7 @@ enum status chat_parse_form(const struct chat_form *form, void *values, const ch
 out:
     chat_free(&r);
     if (st == ERR_NOMEM)
-        api_error_from_status(e, st, &(struct err){""});
+        api_error_no_memory(e);
     return st;
 }
 

@@ -156,7 +156,7 @@ enum status completion_parse(const char *text, size_t n, const struct completion
 out:
     completion_free(&r);
     if (st == ERR_NOMEM)
-        api_error_from_status(e, st, &(struct err){""});
+        api_error_no_memory(e);
     return st;
 }
 

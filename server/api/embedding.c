@@ -118,7 +118,7 @@ enum status embedding_parse(const char *text, size_t n, const struct completion_
 out:
     completion_free(&r);
     if (st == ERR_NOMEM)
-        api_error_from_status(e, st, &(struct err){""});
+        api_error_no_memory(e);
     return st;
 }
 

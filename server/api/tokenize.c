@@ -139,8 +139,7 @@ enum status tokenize_parse_ids(const char *text, size_t n, const struct completi
     r.count = (int32_t)jdoc_size(raw.tokens);
     r.ids = r.count > 0 ? malloc((size_t)r.count * sizeof *r.ids) : NULL;
     if (r.count > 0 && !r.ids) {
-        st = ERR_NOMEM;
-        api_error_from_status(e, st, &(struct err){""});
+        st = api_error_no_memory(e);
         goto out;
     }
     TRY(field_tokens("tokens", raw.tokens, TOKENIZE_IDS_MAX, rules->vocab, r.ids, e));
