@@ -3,6 +3,7 @@
 #include "server/bench/target.h"
 #include "server/commands.h"
 
+#include <errno.h>
 #include <netdb.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,6 +40,22 @@ static enum status parse_url(const char *url, struct probe *t, struct err *err)
     return good ? OK : base_fail(err, ERR_USAGE, "\"%.200s\" is not http://HOST:PORT/PATH", url);
 }
 
+/* A connected socket, or -1 with errno. */
+static int dial(const struct addrinfo *a, const struct timeval *patience)
+{
+    const int fd = socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol);
+    if (fd < 0)
+        return -1;
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, patience, sizeof *patience);
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, patience, sizeof *patience);
+    if (connect(fd, a->ai_addr, a->ai_addrlen) == 0)
+        return fd;
+    const int saved = errno;
+    close(fd);
+    errno = saved;
+    return -1;
+}
+
 static enum status reach(const struct probe *t, int *out, struct err *err)
 {
     const struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
@@ -48,16 +65,9 @@ static enum status reach(const struct probe *t, int *out, struct err *err)
     if (rc != 0)
         return base_fail(err, ERR_IO, "%s: %s", t->host, gai_strerror(rc));
     for (const struct addrinfo *a = list; a && fd < 0; a = a->ai_next) {
-        fd = socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol);
+        fd = dial(a, &patience);
         if (fd < 0)
-            continue;
-        setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-        setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
-        if (connect(fd, a->ai_addr, a->ai_addrlen) != 0) {
             base_fail_errno(err, ERR_IO, "%s port %s", t->host, t->port);
-            close(fd);
-            fd = -1;
-        }
     }
     freeaddrinfo(list);
     *out = fd;

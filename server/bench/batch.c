@@ -370,6 +370,8 @@ static void close_batch(struct batch *b)
         close(b->stop);
     if (b->done >= 0)
         close(b->done);
+    pthread_mutex_destroy(&b->in);
+    pthread_mutex_destroy(&b->out);
     free(b);
 }
 
