@@ -263,6 +263,12 @@ const struct jdoc *jdoc_get_value(const struct jdoc *object, const char *key)
     return v && jdoc_type(v) == JDOC_NULL ? NULL : v;
 }
 
+const struct jdoc *jdoc_member(const struct jdoc *in, const char *key, enum jdoc_type type)
+{
+    const struct jdoc *v = in && jdoc_type(in) == JDOC_OBJECT ? jdoc_get(in, key) : NULL;
+    return v && jdoc_type(v) == type ? v : NULL;
+}
+
 size_t jdoc_size(const struct jdoc *v)
 {
     return json_is_array(node(v)) ? json_array_size(node(v)) : json_object_size(node(v));

@@ -43,6 +43,9 @@ const char *jdoc_type_name(enum jdoc_type t);
 const struct jdoc *jdoc_get(const struct jdoc *object, const char *key);
 /* As jdoc_get, but null counts as absent. */
 const struct jdoc *jdoc_get_value(const struct jdoc *object, const char *key);
+/* The member if it is of that type; NULL: it is not, or what it was looked for in is no object, or
+ * NULL. So that a path can be followed in text from anywhere. */
+const struct jdoc *jdoc_member(const struct jdoc *in, const char *key, enum jdoc_type type);
 size_t jdoc_size(const struct jdoc *array_or_object);
 const struct jdoc *jdoc_at(const struct jdoc *array, size_t i);
 /* Members of an object in file order: start with iter = NULL, until NULL comes back. */

@@ -139,10 +139,9 @@ static enum status read_prompt(const char *dir, struct pooling *out, struct err 
     enum status st = load_object(dir, "config_sentence_transformers.json", path, &doc, err);
     struct reader r = {path, doc, err, st};
     const char *name = doc ? reader_string(&r, "default_prompt_name") : NULL;
-    const struct jdoc *all = name ? jdoc_get_value(doc, "prompts") : NULL;
-    const struct jdoc *text =
-        all && jdoc_type(all) == JDOC_OBJECT ? jdoc_get_value(all, name) : NULL;
-    if (text && jdoc_type(text) == JDOC_STRING && jdoc_string_len(text) > 0)
+    const struct jdoc *all = name ? jdoc_get(doc, "prompts") : NULL;
+    const struct jdoc *text = name ? jdoc_member(all, name, JDOC_STRING) : NULL;
+    if (text && jdoc_string_len(text) > 0)
         snprintf(out->prompt, sizeof out->prompt, "%s", name);
     jdoc_close(doc);
     return r.st;

@@ -151,32 +151,26 @@ static void print(struct reply_text *a, const char *text, size_t n)
     fflush(a->out);
 }
 
-/* The member of that name and type; NULL: none, or what it was looked for in is no object. */
-static const struct jdoc *member(const struct jdoc *in, const char *name, enum jdoc_type type)
-{
-    const struct jdoc *found = in && jdoc_type(in) == JDOC_OBJECT ? jdoc_get(in, name) : NULL;
-    return found && jdoc_type(found) == type ? found : NULL;
-}
-
 static const struct jdoc *first_choice(const struct jdoc *chunk)
 {
-    const struct jdoc *choices = member(chunk, "choices", JDOC_ARRAY);
+    const struct jdoc *choices = jdoc_member(chunk, "choices", JDOC_ARRAY);
     return choices && jdoc_size(choices) > 0 ? jdoc_at(choices, 0) : NULL;
 }
 
 /* The text of a choice, of a chat or not; NULL when it has none. */
 static const struct jdoc *text_of(const struct jdoc *choice)
 {
-    const struct jdoc *delta = member(choice, "delta", JDOC_OBJECT);
-    return delta ? member(delta, "content", JDOC_STRING) : member(choice, "text", JDOC_STRING);
+    const struct jdoc *delta = jdoc_member(choice, "delta", JDOC_OBJECT);
+    return delta ? jdoc_member(delta, "content", JDOC_STRING)
+                 : jdoc_member(choice, "text", JDOC_STRING);
 }
 
 /* What the model says to itself, under the two names that servers give it. */
 static const struct jdoc *reasoning_of(const struct jdoc *choice)
 {
-    const struct jdoc *delta = member(choice, "delta", JDOC_OBJECT);
-    const struct jdoc *text = member(delta, "reasoning", JDOC_STRING);
-    return text ? text : member(delta, "reasoning_content", JDOC_STRING);
+    const struct jdoc *delta = jdoc_member(choice, "delta", JDOC_OBJECT);
+    const struct jdoc *text = jdoc_member(delta, "reasoning", JDOC_STRING);
+    return text ? text : jdoc_member(delta, "reasoning_content", JDOC_STRING);
 }
 
 static void take_text(struct reply_text *a, const struct jdoc *text, FILE *out)
@@ -213,7 +207,7 @@ static void take_event(void *ctx, const char *data, size_t n)
     if (c.completion_tokens >= 0)
         a->tokens = c.completion_tokens;
     const struct jdoc *choice = first_choice(doc);
-    const struct jdoc *reason = member(choice, "finish_reason", JDOC_STRING);
+    const struct jdoc *reason = jdoc_member(choice, "finish_reason", JDOC_STRING);
     a->cut |= reason && strcmp(jdoc_string(reason), "length") == 0;
     take_text(a, reasoning_of(choice), stderr);
     take_text(a, text_of(choice), stdout);
@@ -253,7 +247,7 @@ static enum status refusal(const struct target *t, int32_t http_status, const st
     const char *why = body->data ? body->data : "";
     if (body->len > 0 &&
         jdoc_parse(body->data, body->len, &jdoc_limits_request, "", &doc, &ignored) == OK)
-        message = member(member(doc, "error", JDOC_OBJECT), "message", JDOC_STRING);
+        message = jdoc_member(jdoc_member(doc, "error", JDOC_OBJECT), "message", JDOC_STRING);
     if (message)
         why = jdoc_string(message);
     enum status st =

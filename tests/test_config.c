@@ -495,6 +495,11 @@ static void test_json_access(void **state)
     assert_int_equal(jdoc_size(doc), 6);
     assert_int_equal(jdoc_int(jdoc_at(jdoc_get(doc, "a"), 1)), 2);
     assert_null(jdoc_at(jdoc_get(doc, "a"), 2));
+    assert_ptr_equal(jdoc_member(doc, "s", JDOC_STRING), jdoc_get(doc, "s"));
+    assert_null(jdoc_member(doc, "s", JDOC_INT));
+    assert_null(jdoc_member(doc, "x", JDOC_STRING));
+    assert_null(jdoc_member(jdoc_get(doc, "a"), "s", JDOC_STRING));
+    assert_null(jdoc_member(NULL, "s", JDOC_STRING));
     assert_string_equal(jdoc_type_name(JDOC_ARRAY), "an array");
     jdoc_close(doc);
     jdoc_close(NULL);

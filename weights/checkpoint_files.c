@@ -408,9 +408,8 @@ static enum status open_index(struct checkpoint_files *f, struct err *err)
     enum status st = OK;
     struct jdoc *root = NULL;
     TRY(load_json(f, INDEX, &root, err));
-    const struct jdoc *map =
-        jdoc_type(root) == JDOC_OBJECT ? jdoc_get_value(root, "weight_map") : NULL;
-    if (!map || jdoc_type(map) != JDOC_OBJECT) {
+    const struct jdoc *map = jdoc_member(root, "weight_map", JDOC_OBJECT);
+    if (!map) {
         st = base_fail(err, ERR_MODEL, "%.200s/" INDEX ": expected an object \"weight_map\"",
                        f->dir);
         goto out;
@@ -425,18 +424,11 @@ out:
 
 /* ---- form 3: our sharded form ---- */
 
-static const struct jdoc *member(const struct jdoc *object, const char *key, enum jdoc_type type)
-{
-    const struct jdoc *v =
-        object && jdoc_type(object) == JDOC_OBJECT ? jdoc_get_value(object, key) : NULL;
-    return v && jdoc_type(v) == type ? v : NULL;
-}
-
 /* files: one array of names per rank. */
 static enum status shard_files(struct checkpoint_files *f, const struct jdoc *root, struct err *err)
 {
-    const struct jdoc *version = member(root, "version", JDOC_INT);
-    const struct jdoc *files = member(root, "files", JDOC_ARRAY);
+    const struct jdoc *version = jdoc_member(root, "version", JDOC_INT);
+    const struct jdoc *files = jdoc_member(root, "files", JDOC_ARRAY);
     if (!version || jdoc_int(version) != 1)
         return base_fail(err, ERR_MODEL, "%.200s/" SHARDS ": expected \"version\": 1", f->dir);
     if (!files || jdoc_size(files) == 0 || jdoc_size(files) > CHECKPOINT_FILES_MAX)
@@ -472,7 +464,7 @@ static enum status sharding_info(const struct checkpoint_file *file, struct jdoc
     struct jdoc *metadata = NULL;
     const char *text = file->st.metadata ? file->st.metadata : "{}";
     TRY(jdoc_parse(text, strlen(text), &jdoc_limits_file, file->st.path, &metadata, err));
-    const struct jdoc *info = member(metadata, "DCP_SHARDING_INFO", JDOC_STRING);
+    const struct jdoc *info = jdoc_member(metadata, "DCP_SHARDING_INFO", JDOC_STRING);
     if (!info) {
         st = base_fail(err, ERR_MODEL, "%s: expected metadata DCP_SHARDING_INFO", file->st.path);
         goto out;
@@ -505,10 +497,10 @@ static enum status add_shard_piece(struct checkpoint_files *f, int32_t file,
                                    const struct jdoc *info, struct err *err)
 {
     const char *path = f->files[file].st.path;
-    const struct jdoc *whole = member(tensors, e->name, JDOC_OBJECT);
-    const struct jdoc *dtype = member(whole, "dtype", JDOC_STRING);
+    const struct jdoc *whole = jdoc_member(tensors, e->name, JDOC_OBJECT);
+    const struct jdoc *dtype = jdoc_member(whole, "dtype", JDOC_STRING);
     const struct jdoc *offsets =
-        member(member(info, e->name, JDOC_OBJECT), "saved_offsets", JDOC_ARRAY);
+        jdoc_member(jdoc_member(info, e->name, JDOC_OBJECT), "saved_offsets", JDOC_ARRAY);
     int64_t shape[2], at[2], size[2];
     whole_shape(e, size);
     if (!whole)
@@ -517,7 +509,7 @@ static enum status add_shard_piece(struct checkpoint_files *f, int32_t file,
         return base_fail(err, ERR_MODEL, "%.200s: tensor %.100s: expected %.20s, found %s", path,
                          e->name, dtype ? jdoc_string(dtype) : "a dtype in " SHARDS,
                          dtype_name(e->dtype));
-    if (!pair(member(whole, "shape", JDOC_ARRAY), e->ndim, 1, shape) ||
+    if (!pair(jdoc_member(whole, "shape", JDOC_ARRAY), e->ndim, 1, shape) ||
         !pair(offsets, e->ndim, 0, at))
         return base_fail(err, ERR_MODEL,
                          "%.200s: tensor %.100s: expected a shape in " SHARDS
@@ -560,7 +552,7 @@ static enum status open_shards(struct checkpoint_files *f, struct err *err)
     const struct jdoc *value;
     char room[PLACEMENT_NAME_MAX];
     TRY(load_json(f, SHARDS, &root, err));
-    const struct jdoc *tensors = member(root, "tensors", JDOC_OBJECT);
+    const struct jdoc *tensors = jdoc_member(root, "tensors", JDOC_OBJECT);
     if (!tensors) {
         st = base_fail(err, ERR_MODEL, "%.200s/" SHARDS ": expected an object \"tensors\"", f->dir);
         goto out;

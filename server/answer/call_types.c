@@ -64,21 +64,14 @@ static int of_schema(const struct jdoc *schema, int depth)
     return HAS_OTHER;
 }
 
-static const struct jdoc *object_in(const struct jdoc *object, const char *key)
-{
-    const struct jdoc *v =
-        object && jdoc_type(object) == JDOC_OBJECT ? jdoc_get_value(object, key) : NULL;
-    return v && jdoc_type(v) == JDOC_OBJECT ? v : NULL;
-}
-
 static void add_tool(const struct jdoc *function, struct buf *out)
 {
-    const struct jdoc *name = function ? jdoc_get_value(function, "name") : NULL;
-    const struct jdoc *properties = object_in(object_in(function, "parameters"), "properties");
+    const struct jdoc *name = jdoc_member(function, "name", JDOC_STRING);
+    const struct jdoc *properties =
+        jdoc_member(jdoc_member(function, "parameters", JDOC_OBJECT), "properties", JDOC_OBJECT);
     const struct jdoc *schema;
     const char *key;
-    if (!properties || !name || jdoc_type(name) != JDOC_STRING ||
-        !call_is_name(jdoc_string(name), jdoc_string_len(name)))
+    if (!properties || !name || !call_is_name(jdoc_string(name), jdoc_string_len(name)))
         return;
     for (void *at = NULL; (at = jdoc_iter(properties, at, &key, &schema)) != NULL;) {
         const int has = of_schema(schema, 0);
@@ -93,7 +86,7 @@ static void add_tool(const struct jdoc *function, struct buf *out)
 void call_types_add(const struct jdoc *tools, struct buf *out)
 {
     for (size_t i = 0; tools && i < jdoc_size(tools); i++)
-        add_tool(object_in(jdoc_at(tools, i), "function"), out);
+        add_tool(jdoc_member(jdoc_at(tools, i), "function", JDOC_OBJECT), out);
 }
 
 enum call_type call_types_find(const char *types, size_t n, const char *tool, const char *key,

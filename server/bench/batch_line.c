@@ -242,17 +242,11 @@ void batch_line_write(const struct batch_result *r, struct buf *out)
     buf_puts(out, "}\n");
 }
 
-static const struct jdoc *member(const struct jdoc *in, const char *name, enum jdoc_type type)
-{
-    const struct jdoc *v = in && jdoc_type(in) == JDOC_OBJECT ? jdoc_get(in, name) : NULL;
-    return v && jdoc_type(v) == type ? v : NULL;
-}
-
 /* Of a usage object, under either of the names that APIs give it. */
 static int64_t tokens(const struct jdoc *usage, const char *name, const char *other)
 {
-    const struct jdoc *n = member(usage, name, JDOC_INT);
-    n = n ? n : member(usage, other, JDOC_INT);
+    const struct jdoc *n = jdoc_member(usage, name, JDOC_INT);
+    n = n ? n : jdoc_member(usage, other, JDOC_INT);
     return n && jdoc_int(n) > 0 ? jdoc_int(n) : 0;
 }
 
@@ -264,8 +258,9 @@ bool batch_line_answer(const struct buf *body, struct batch_answer *out)
     if (body->len == 0 ||
         jdoc_parse(body->data, body->len, &answer_limits, "", &doc, &ignored) != OK)
         return false;
-    const struct jdoc *usage = member(doc, "usage", JDOC_OBJECT);
-    const struct jdoc *message = member(member(doc, "error", JDOC_OBJECT), "message", JDOC_STRING);
+    const struct jdoc *usage = jdoc_member(doc, "usage", JDOC_OBJECT);
+    const struct jdoc *message =
+        jdoc_member(jdoc_member(doc, "error", JDOC_OBJECT), "message", JDOC_STRING);
     out->prompt_tokens = tokens(usage, "prompt_tokens", "input_tokens");
     out->completion_tokens = tokens(usage, "completion_tokens", "output_tokens");
     if (message) {
@@ -284,8 +279,9 @@ bool batch_line_result(const char *line, size_t n, char **custom_id, size_t *cus
     if (jdoc_parse(line, n, &result_limits, "", &doc, &ignored) != OK)
         return false;
     const bool object = jdoc_type(doc) == JDOC_OBJECT;
-    const struct jdoc *id = member(doc, "custom_id", JDOC_STRING);
-    const struct jdoc *code = member(member(doc, "response", JDOC_OBJECT), "status_code", JDOC_INT);
+    const struct jdoc *id = jdoc_member(doc, "custom_id", JDOC_STRING);
+    const struct jdoc *code =
+        jdoc_member(jdoc_member(doc, "response", JDOC_OBJECT), "status_code", JDOC_INT);
     const bool is_result =
         object && jdoc_get(doc, "custom_id") && jdoc_get(doc, "response") && jdoc_get(doc, "error");
     char *name = is_result && id ? copy_string(id) : NULL;

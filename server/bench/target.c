@@ -330,20 +330,18 @@ enum status target_model(const struct target *t, double timeout_s, char *name, s
     buf_init(&body, REPLY_BODY_BYTES_MAX);
     snprintf(path, sizeof path, "%s/models", t->base);
     TRY(target_exchange(t, "GET", path, NULL, timeout_s, &http_status, &body, err));
-    const struct jdoc *data = NULL, *id = NULL;
     if (http_status == 200 && body.len > 0 &&
-        jdoc_parse(body.data, body.len, &jdoc_limits_request, path, &doc, &ignored) == OK &&
-        jdoc_type(doc) == JDOC_OBJECT)
-        data = jdoc_get(doc, "data");
-    if (data && jdoc_type(data) == JDOC_ARRAY && jdoc_size(data) > 0 &&
-        jdoc_type(jdoc_at(data, 0)) == JDOC_OBJECT)
-        id = jdoc_get(jdoc_at(data, 0), "id");
+        jdoc_parse(body.data, body.len, &jdoc_limits_request, path, &doc, &ignored) != OK)
+        doc = NULL;
+    const struct jdoc *data = jdoc_member(doc, "data", JDOC_ARRAY);
+    const struct jdoc *first = data && jdoc_size(data) > 0 ? jdoc_at(data, 0) : NULL;
+    const struct jdoc *id = jdoc_member(first, "id", JDOC_STRING);
     if (http_status == 401 || http_status == 403)
         st = base_fail(err, ERR_PEER,
                        "http://%s%s: HTTP %d: the server wants a key%s: give --api-key KEY or set "
                        "TESSERA_API_KEY",
                        t->host, path, http_status, t->api_key ? ", and not this one" : "");
-    else if (!id || jdoc_type(id) != JDOC_STRING || jdoc_string_len(id) >= cap)
+    else if (!id || jdoc_string_len(id) >= cap)
         st = base_fail(err, ERR_PEER,
                        "http://%s%s names no model (HTTP %d): is this an OpenAI-style server? "
                        "--model NAME skips the question",

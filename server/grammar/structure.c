@@ -81,20 +81,12 @@ static int32_t spell_type(const struct structure *s, struct grammar *g, int32_t 
 
 /* ---- calls of tools ---- */
 
-static const struct jdoc *function_of(const struct jdoc *tool)
-{
-    const struct jdoc *f = jdoc_type(tool) == JDOC_OBJECT ? jdoc_get_value(tool, "function") : NULL;
-    return f && jdoc_type(f) == JDOC_OBJECT ? f : NULL;
-}
-
 /* Its name, when it can be called; else NULL. */
 static const char *name_of(const struct jdoc *function)
 {
-    const struct jdoc *name = function ? jdoc_get_value(function, "name") : NULL;
-    if (!name || jdoc_type(name) != JDOC_STRING ||
-        !call_is_name(jdoc_string(name), jdoc_string_len(name)))
-        return NULL;
-    return jdoc_string(name);
+    const struct jdoc *name = jdoc_member(function, "name", JDOC_STRING);
+    return name && call_is_name(jdoc_string(name), jdoc_string_len(name)) ? jdoc_string(name)
+                                                                          : NULL;
 }
 
 /* In a grammar of its own, because one that has become too large is of no use any more. */
@@ -147,7 +139,7 @@ static enum status build_call(const struct structure *s, const struct json_text 
     enum status st = OK;
     *first = GRAMMAR_NEVER;
     for (size_t i = 0; i < jdoc_size(s->tools); i++) {
-        const struct jdoc *function = function_of(jdoc_at(s->tools, i));
+        const struct jdoc *function = jdoc_member(jdoc_at(s->tools, i), "function", JDOC_OBJECT);
         const char *own = name_of(function);
         int32_t rule;
         if (!own || (*name && strcmp(own, name) != 0))
