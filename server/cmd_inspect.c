@@ -157,10 +157,21 @@ static void print_text(const struct setup *s, const struct checkpoint_tensor *t)
     printf("\n");
 }
 
+/* A tensor's name as JSON; one with control characters is refused when its file is opened. */
+static void print_name(const char *name)
+{
+    putchar('"');
+    for (; *name; name++)
+        printf(*name == '"' || *name == '\\' ? "\\%c" : "%c", *name);
+    putchar('"');
+}
+
 static void print_json(const struct setup *s, const struct checkpoint_tensor *t, bool last)
 {
     const char *comma = "";
-    printf("  {\"name\": \"%s\", \"dtype\": \"%s\", ", t->name, dtype_name(t->dtype));
+    printf("  {\"name\": ");
+    print_name(t->name);
+    printf(", \"dtype\": \"%s\", ", dtype_name(t->dtype));
     if (t->ndim == 1)
         printf("\"shape\": [%lld], \"slices\": [", (long long)t->cols);
     else

@@ -2,9 +2,11 @@
 
 import json
 
+import numpy
 import pytest
 
 import checkpoint
+import fp8
 from checkpoint import oracle
 from harness import run
 
@@ -170,3 +172,11 @@ def test_inspect():
     for tensor in header:
         if tensor != "__metadata__":
             assert tensor in text
+
+
+def test_inspect_any_name(tmp_path):
+    """What a model that sees has beside its text may be called anything."""
+    like, name = checkpoint.GOLDEN / "tied_gqa2_f32", 'visual."a\\b\u20ac'
+    model = fp8.write(tmp_path / "m", {**fp8.read(like), name: numpy.zeros(3, "f4")}, like)
+    entries = json.loads(succeed("inspect", model, "-tp", 2, "--json"))
+    assert {"name": name, "dtype": "F32", "shape": [3], "slices": []} in entries
