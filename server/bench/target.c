@@ -330,10 +330,10 @@ enum status target_model(const struct target *t, double timeout_s, char *name, s
     buf_init(&body, REPLY_BODY_BYTES_MAX);
     snprintf(path, sizeof path, "%s/models", t->base);
     TRY(target_exchange(t, "GET", path, NULL, timeout_s, &http_status, &body, err));
-    if (http_status == 200 && body.len > 0 &&
-        jdoc_parse(body.data, body.len, &jdoc_limits_request, path, &doc, &ignored) != OK)
-        doc = NULL;
-    const struct jdoc *data = jdoc_member(doc, "data", JDOC_ARRAY);
+    const bool is_json =
+        http_status == 200 && body.len > 0 &&
+        jdoc_parse(body.data, body.len, &jdoc_limits_request, path, &doc, &ignored) == OK;
+    const struct jdoc *data = is_json ? jdoc_member(doc, "data", JDOC_ARRAY) : NULL;
     const struct jdoc *first = data && jdoc_size(data) > 0 ? jdoc_at(data, 0) : NULL;
     const struct jdoc *id = jdoc_member(first, "id", JDOC_STRING);
     if (http_status == 401 || http_status == 403)
