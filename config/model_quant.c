@@ -109,7 +109,6 @@ static void read_packed(struct reader *r, struct quant_config *q)
                     "supported; quantise again with one of these");
 }
 
-/* As AutoGPTQ and GPTQModel write them. In version 1 of the format zeros are stored less one. */
 /* Rules for modules by name; "-:..." says that they are left as they are, which the files say, too.
  */
 static void expect_left_out(struct reader *r, const char *key)
@@ -125,6 +124,7 @@ static void expect_left_out(struct reader *r, const char *key)
             reader_fail(r, key, "null, or rules \"-:...\" (others are not supported)");
 }
 
+/* As AutoGPTQ and GPTQModel write them. In version 1 of the format zeros are stored less one. */
 static void read_gptq(struct reader *r, struct quant_config *q)
 {
     const char *key =

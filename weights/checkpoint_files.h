@@ -19,8 +19,8 @@ struct checkpoint_file {
 /* A rectangle of a whole tensor and where its bytes are. 1-d tensors are [1, n]; more than two
  * dimensions are [first, product of the rest]. */
 struct checkpoint_piece {
-    const char
-        *name; /* as a model that makes tokens has it: the end of that in the file, or `own` */
+    /* As a model that makes tokens has it: the end of that in the file, or `own`. */
+    const char *name;
     const char *name_in_file; /* the entry's */
     char *own;                /* owned; NULL: none */
     enum dtype dtype;

@@ -84,8 +84,8 @@ struct cpu_isa {
     /* n lines of F8_E4M3 as F32, once for many tiles */
     void (*widen)(float *lines, const unsigned char *w, const float *scale, bool odd, int32_t n);
     int32_t wide_panels[CPU_WIDE_ROWS + 1];
-    bool
-        tile_streams; /* false: keep the k of one call in the L1 cache, the kernel reads it twice */
+    /* False: keep the k of one call in the L1 cache, the kernel reads it twice. */
+    bool tile_streams;
     cpu_run_fn run_tile[CPU_BITS][CPU_TILE_ROWS + 1], run_wide[CPU_BITS][CPU_WIDE_ROWS + 1];
     /* Row `row` of `rows` of a run: the columns [from, to) of its group, of which the first is *x.
      * dst: quads of codes [CPU_RUN_QUADS][rows], scales [rows] (as bits), sums of codes [rows]. */

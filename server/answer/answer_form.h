@@ -44,8 +44,8 @@ struct answer_form {
     bool content_open; /* harmony: the prompt has begun the final message */
     bool drop_reasoning; /* nobody wants it */
     bool one_call;       /* those after the first are dropped */
-    bool
-        no_null; /* of a message that only calls tools the template takes "" as content, not null */
+    /* Of a message that only calls tools the template takes "" as content, not null. */
+    bool no_null;
     /* Calls between tags: which arguments are texts (call_types.h). Borrowed; NULL: nothing is
      * known of them. */
     const char *types;
