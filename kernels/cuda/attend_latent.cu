@@ -620,9 +620,9 @@ static void launch_shape(struct cuda_backend *c, struct latent_args l, const voi
     l.heads_tile = S::TILES * TILE;
     const int32_t tiles = (l.a.heads + l.heads_tile - 1) / l.heads_tile;
     const size_t shared = memory_bytes<S>(l.a.kv.dim, l.most > 1 && !(l.all && l.few));
-    cuda_note(
-        c, "attend",
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
+    const size_t most = memory_bytes<S>(l.a.kv.dim, true);
+    cuda_note(c, "attend", /* one bound: launches of other sizes may stand in a recording */
+              cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)most));
     LAUNCH(c, kernel, grid_of(l, tiles), S::THREADS, shared, l, (const typename S::E *)cache,
            tiles);
 }
