@@ -562,6 +562,7 @@ __global__ void __launch_bounds__(S::THREADS, 2 / S::TILES)
     struct latent_queries q;
     struct ends all[2];
     launch_release();
+    launch_wait(); /* which rows there are is no kernel's result */
     if (w.first >= w.past || w.split >= w.end)
         return;
     if (w.slot < 0) {
@@ -584,6 +585,7 @@ __global__ void __launch_bounds__(WARPS *WARP) attend_latent_merge_kernel(struct
     const int32_t t = (int32_t)blockIdx.x, head = (int32_t)blockIdx.y;
     const int32_t place = place_of(l, t);
     launch_release();
+    launch_wait();
     if (place < 0)
         return;
     const int32_t splits = splits_wanted(&l, t);
@@ -623,8 +625,8 @@ static void launch_shape(struct cuda_backend *c, struct latent_args l, const voi
     const size_t most = memory_bytes<S>(l.a.kv.dim, true);
     cuda_note(c, "attend", /* one bound: launches of other sizes may stand in a recording */
               cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)most));
-    LAUNCH(c, kernel, grid_of(l, tiles), S::THREADS, shared, l, (const typename S::E *)cache,
-           tiles);
+    LAUNCH_AHEAD(c, kernel, grid_of(l, tiles), S::THREADS, shared, l, (const typename S::E *)cache,
+                 tiles);
 }
 
 /* Whether a block of such a shape has room on the device, whatever it does. */
@@ -680,6 +682,6 @@ void attend_latent_run(struct cuda_backend *c, const struct attend_args *a, size
     if (!launch_type(c, l, dtype, cache))
         attend_latent_plain(c, &l, dtype, cache);
     if (l.room > 0)
-        LAUNCH(c, attend_latent_merge_kernel, dim3((unsigned)a->rows.count, (unsigned)a->heads),
-               WARPS * WARP, 0, l);
+        LAUNCH_AHEAD(c, attend_latent_merge_kernel,
+                     dim3((unsigned)a->rows.count, (unsigned)a->heads), WARPS * WARP, 0, l);
 }

@@ -112,6 +112,7 @@ __global__ void __launch_bounds__(THREADS)
     float q[EACH] = {};
     struct plain_state all = {};
     launch_release();
+    launch_wait();
     if (w.first >= w.past || w.split >= w.end)
         return;
     if (w.slot < 0) {
@@ -148,8 +149,8 @@ static void launch_plain(struct cuda_backend *c, struct latent_args l, const voi
     const int32_t tiles = (l.a.heads + HEADS - 1) / HEADS;
     const dim3 grid((unsigned)l.a.rows.count, (unsigned)(l.a.kv.heads * tiles),
                     l.room > 0 ? (unsigned)l.most : 1);
-    LAUNCH(c, attend_latent_plain_kernel<E>, grid, THREADS,
-           (size_t)(KEYS * l.a.kv.dim) * sizeof(float), l, (const E *)cache, tiles);
+    LAUNCH_AHEAD(c, attend_latent_plain_kernel<E>, grid, THREADS,
+                 (size_t)(KEYS * l.a.kv.dim) * sizeof(float), l, (const E *)cache, tiles);
 }
 
 void attend_latent_plain(struct cuda_backend *c, const struct latent_args *l, enum dtype dtype,

@@ -158,6 +158,8 @@ __global__ void __launch_bounds__(ORDER_THREADS) order_kernel(struct ordering o)
     const int32_t part = ((o.pairs - 1) / ORDER_THREADS + 1) * WARP; /* of a warp */
     const int32_t begin = warp * part, end = o.pairs < begin + part ? o.pairs : begin + part;
     int32_t at = 0, tile = 0, own = 0;
+    launch_release();
+    launch_wait();
     for (int32_t e = thread; e < o.experts; e += ORDER_THREADS)
         count[e] = 0;
     __syncthreads();
@@ -225,7 +227,7 @@ static struct mixture mixture_of(struct cuda_backend *c, const struct experts *w
                                (int32_t *)scratch_at(c, plan.order),
                                (struct tile *)scratch_at(c, plan.tile),
                                (int32_t *)scratch_at(c, plan.tiles)};
-    LAUNCH(c, order_kernel, (unsigned)m.experts, ORDER_THREADS, 0, o);
+    LAUNCH_AHEAD(c, order_kernel, (unsigned)m.experts, ORDER_THREADS, 0, o);
     return m;
 }
 
@@ -269,6 +271,7 @@ __global__ void share_kernel(float *y, const float *product, const float *share,
     const float *of = product + (leaf * rows + row) * chosen * out;
     float sum = 0;
     launch_release();
+    launch_wait();
     if (o >= out)
         return;
     for (int32_t i = 0; i < chosen; i++)
@@ -309,9 +312,9 @@ static void sum_rows(struct cuda_backend *c, const struct sum *j, int32_t at, in
         memcpy(part.cut, p.cut + l, ((size_t)some + 1) * sizeof *p.cut);
         multiply(c, s, &part, &m);
         const dim3 grid((unsigned)rows, blocks_for((size_t)s->out, THREADS), (unsigned)some);
-        LAUNCH(c, share_kernel, grid, THREADS, 0, sums + (int64_t)l * rows * s->out,
-               (const float *)product, (const float *)j->r.share + (int64_t)at * chosen, chosen,
-               s->out);
+        LAUNCH_AHEAD(c, share_kernel, grid, THREADS, 0, sums + (int64_t)l * rows * s->out,
+                     (const float *)product, (const float *)j->r.share + (int64_t)at * chosen,
+                     chosen, s->out);
     }
     for (int32_t l = 0; l < j->leaves; l++)
         leaf[l] = sums + (int64_t)l * rows * s->out;

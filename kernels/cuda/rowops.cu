@@ -198,6 +198,7 @@ __global__ void add_bias_kernel(struct biased a)
     const int64_t row = blockIdx.x;
     const int32_t i = (int32_t)(blockIdx.y * THREADS + threadIdx.x), each = a.cols / a.chosen;
     launch_release();
+    launch_wait();
     if (i >= a.cols)
         return;
     const int64_t e = a.expert != nullptr ? a.expert[row * a.chosen + i / each] : 0;
@@ -209,6 +210,7 @@ __global__ void expert_bias_sum_kernel(struct biased a)
     const int64_t row = blockIdx.x;
     const int32_t i = (int32_t)(blockIdx.y * THREADS + threadIdx.x);
     launch_release();
+    launch_wait();
     if (i >= a.cols)
         return;
     float sum = a.x[row * a.cols + i];
@@ -227,7 +229,7 @@ void rowops_add_bias(struct backend *b, struct view y, struct cview x, const flo
     const struct biased a = {(float *)y.data, (const float *)x.data, bias, nullptr, nullptr, 1,
                              y.cols};
     if (y.rows > 0 && y.cols > 0)
-        LAUNCH(cuda_of(b), add_bias_kernel, bias_grid(y), THREADS, 0, a);
+        LAUNCH_AHEAD(cuda_of(b), add_bias_kernel, bias_grid(y), THREADS, 0, a);
 }
 
 void rowops_expert_bias(struct backend *b, struct view y, const float *bias,
@@ -236,7 +238,7 @@ void rowops_expert_bias(struct backend *b, struct view y, const float *bias,
     float *data = (float *)y.data;
     const struct biased a = {data, data, bias, r->expert, nullptr, r->chosen, y.cols};
     if (y.rows > 0 && y.cols > 0)
-        LAUNCH(cuda_of(b), add_bias_kernel, bias_grid(y), THREADS, 0, a);
+        LAUNCH_AHEAD(cuda_of(b), add_bias_kernel, bias_grid(y), THREADS, 0, a);
 }
 
 void rowops_expert_bias_sum(struct backend *b, struct view y, struct cview x, const float *bias,
@@ -245,7 +247,7 @@ void rowops_expert_bias_sum(struct backend *b, struct view y, struct cview x, co
     const struct biased a = {
         (float *)y.data, (const float *)x.data, bias, r->expert, r->share, r->chosen, y.cols};
     if (y.rows > 0 && y.cols > 0)
-        LAUNCH(cuda_of(b), expert_bias_sum_kernel, bias_grid(y), THREADS, 0, a);
+        LAUNCH_AHEAD(cuda_of(b), expert_bias_sum_kernel, bias_grid(y), THREADS, 0, a);
 }
 
 /* ---- norms ---- */
@@ -545,6 +547,7 @@ __global__ void joint_squares_kernel(float *squares, const float *qkv, struct jo
         ((int64_t)blockIdx.x * (heads + 2 * kv_heads) + (of_k ? heads : 0) + own) * (int64_t)dim;
     float sum = 0;
     launch_release();
+    launch_wait();
     for (int32_t i = (int32_t)threadIdx.x; mine && i < dim; i += WARP)
         sum = fmaf(qkv[at + i], qkv[at + i], sum);
     sum = reduce_lanes<WARP>(sum, plus());
@@ -565,6 +568,7 @@ __global__ void joint_scale_kernel(float *qkv, const float *squares, struct join
     float *x = qkv + ((int64_t)blockIdx.x * (heads + 2 * kv_heads) + head) * dim;
     float sum = 0;
     launch_release();
+    launch_wait();
     for (int32_t i = 0; i < all; i++)
         sum += of_head[i];
     const float scale = 1 / sqrtf(sum / ((float)all * (float)dim) + n.eps);
@@ -576,9 +580,10 @@ void rowops_joint_squares(struct backend *b, struct view squares, struct cview q
                           const struct joint_norm *n, const struct heads *h)
 {
     if (squares.rows > 0)
-        LAUNCH(cuda_of(b), joint_squares_kernel,
-               dim3((unsigned)squares.rows, (unsigned)squares.cols), WARP, 0, (float *)squares.data,
-               (const float *)qkv.data, *n, h->heads, h->kv_heads, h->head_dim);
+        LAUNCH_AHEAD(cuda_of(b), joint_squares_kernel,
+                     dim3((unsigned)squares.rows, (unsigned)squares.cols), WARP, 0,
+                     (float *)squares.data, (const float *)qkv.data, *n, h->heads, h->kv_heads,
+                     h->head_dim);
 }
 
 void rowops_joint_scale(struct backend *b, struct view qkv, struct cview squares,
@@ -586,9 +591,9 @@ void rowops_joint_scale(struct backend *b, struct view qkv, struct cview squares
 {
     const int32_t normed = h->heads + h->kv_heads;
     if (qkv.rows > 0 && normed > 0)
-        LAUNCH(cuda_of(b), joint_scale_kernel, dim3((unsigned)qkv.rows, (unsigned)normed), WARP, 0,
-               (float *)qkv.data, (const float *)squares.data, *n, h->heads, h->kv_heads,
-               h->head_dim);
+        LAUNCH_AHEAD(cuda_of(b), joint_scale_kernel, dim3((unsigned)qkv.rows, (unsigned)normed),
+                     WARP, 0, (float *)qkv.data, (const float *)squares.data, *n, h->heads,
+                     h->kv_heads, h->head_dim);
 }
 
 /* ---- element-wise ---- */
@@ -597,6 +602,7 @@ __global__ void add_kernel(float *x, const float *delta, int64_t n)
 {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     launch_release();
+    launch_wait();
     if (i < n)
         x[i] += delta[i];
 }
@@ -605,14 +611,15 @@ void rowops_add(struct backend *b, struct view x, struct cview delta)
 {
     const int64_t n = (int64_t)x.rows * x.cols;
     if (n > 0)
-        LAUNCH(cuda_of(b), add_kernel, blocks_for((size_t)n, THREADS), THREADS, 0, (float *)x.data,
-               (const float *)delta.data, n);
+        LAUNCH_AHEAD(cuda_of(b), add_kernel, blocks_for((size_t)n, THREADS), THREADS, 0,
+                     (float *)x.data, (const float *)delta.data, n);
 }
 
 __global__ void scale_kernel(float *y, const float *x, float by, int64_t n)
 {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     launch_release();
+    launch_wait();
     if (i < n)
         y[i] = x[i] * by;
 }
@@ -621,14 +628,15 @@ void rowops_scale(struct backend *b, struct view y, struct cview x, float by)
 {
     const int64_t n = (int64_t)y.rows * y.cols;
     if (n > 0)
-        LAUNCH(cuda_of(b), scale_kernel, blocks_for((size_t)n, THREADS), THREADS, 0,
-               (float *)y.data, (const float *)x.data, by, n);
+        LAUNCH_AHEAD(cuda_of(b), scale_kernel, blocks_for((size_t)n, THREADS), THREADS, 0,
+                     (float *)y.data, (const float *)x.data, by, n);
 }
 
 __global__ void softcap_kernel(float *x, float cap, int64_t n)
 {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     launch_release();
+    launch_wait();
     if (i < n)
         x[i] = numerics_softcap(x[i], cap);
 }
@@ -637,8 +645,8 @@ void rowops_softcap(struct backend *b, struct view x, float cap)
 {
     const int64_t n = (int64_t)x.rows * x.cols;
     if (n > 0)
-        LAUNCH(cuda_of(b), softcap_kernel, blocks_for((size_t)n, THREADS), THREADS, 0,
-               (float *)x.data, cap, n);
+        LAUNCH_AHEAD(cuda_of(b), softcap_kernel, blocks_for((size_t)n, THREADS), THREADS, 0,
+                     (float *)x.data, cap, n);
 }
 
 struct addends {
