@@ -19,12 +19,13 @@ struct routes {
     struct routing_rules rules;
 };
 
-/* What an expert is chosen by. */
-DEVICE float key_of(const struct routes &r, const float *logit, int32_t expert)
+/* What each expert is chosen by, made once: for the warp, in shared memory. */
+DEVICE void find_keys(float *key, const float *logit, const struct routes &r)
 {
-    return r.rules.correction == nullptr
-               ? logit[expert]
-               : numerics_sigmoid(logit[expert]) + r.rules.correction[expert];
+    const float *correction = r.rules.correction;
+    for (int32_t e = (int32_t)threadIdx.x % WARP; e < r.experts; e += WARP)
+        key[e] = correction == nullptr ? logit[e] : numerics_sigmoid(logit[e]) + correction[e];
+    __syncwarp();
 }
 
 /* Greater for a greater key, then for a lower expert; any beats a NaN's, that beats 0. */
@@ -60,14 +61,12 @@ DEVICE struct two two_of(struct two a, struct two b)
 }
 
 /* By a warp, of experts [begin, end). */
-DEVICE float group_score(const float *logit, const struct routes &r, int32_t begin, int32_t end)
+DEVICE float group_score(const float *key, const struct routes &r, int32_t begin, int32_t end)
 {
     struct two best = {-INFINITY, -INFINITY};
-    for (int32_t e = begin + (int32_t)threadIdx.x % WARP; e < end; e += WARP) {
-        const float key = key_of(r, logit, e);
-        if (!is_nan(key))
-            best = two_of(best, {key, -INFINITY});
-    }
+    for (int32_t e = begin + (int32_t)threadIdx.x % WARP; e < end; e += WARP)
+        if (!is_nan(key[e]))
+            best = two_of(best, {key[e], -INFINITY});
 #pragma unroll
     for (int step = WARP / 2; step > 0; step /= 2)
         best = two_of(best, {__shfl_xor_sync(ALL_LANES, best.first, step),
@@ -76,12 +75,12 @@ DEVICE float group_score(const float *logit, const struct routes &r, int32_t beg
 }
 
 /* Marks the lane's experts of groups that are not kept; score: of the groups, room of the warp. */
-DEVICE uint32_t leave_out(const float *logit, const struct routes &r, float *score)
+DEVICE uint32_t leave_out(const float *key, const struct routes &r, float *score)
 {
     const int32_t lane = (int32_t)threadIdx.x % WARP, each = r.experts / r.rules.groups;
     uint32_t out = 0, kept = 0;
     for (int32_t g = 0; g < r.rules.groups; g++) {
-        const float of_group = group_score(logit, r, g * each, (g + 1) * each);
+        const float of_group = group_score(key, r, g * each, (g + 1) * each);
         if (g % WARP == lane)
             score[g] = of_group;
     }
@@ -106,14 +105,13 @@ DEVICE uint32_t leave_out(const float *logit, const struct routes &r, float *sco
 /* ---- experts ---- */
 
 /* The lane's best expert that is not taken; *first: its first. */
-DEVICE uint64_t best_left(const float *logit, const struct routes &r, uint32_t taken,
-                          int32_t *first)
+DEVICE uint64_t best_left(const float *key, const struct routes &r, uint32_t taken, int32_t *first)
 {
     uint64_t best = 0;
     *first = NONE_LEFT;
     for (int32_t e = (int32_t)threadIdx.x % WARP; e < r.experts; e += WARP)
         if (!is_taken(taken, e)) {
-            best = maximum()(best, rank_of(key_of(r, logit, e), e));
+            best = maximum()(best, rank_of(key[e], e));
             *first = *first == NONE_LEFT ? e : *first;
         }
     return best;
@@ -121,26 +119,27 @@ DEVICE uint64_t best_left(const float *logit, const struct routes &r, uint32_t t
 
 /* Marks the chosen ones of the lane, of those that are not `out`; *max: the first choice's logit.
  */
-DEVICE uint32_t choose(const float *logit, const struct routes &r, uint32_t out, float *max)
+DEVICE uint32_t choose(const float *key, const float *logit, const struct routes &r, uint32_t out,
+                       float *max)
 {
     const int32_t lane = (int32_t)threadIdx.x % WARP;
     uint32_t taken = out;
     int32_t first;
     int odd = 0;
     for (int32_t e = lane; e < r.experts; e += WARP)
-        odd |= is_nan(key_of(r, logit, e));
+        odd |= is_nan(key[e]);
     odd = __any_sync(ALL_LANES, odd);
-    uint64_t mine = best_left(logit, r, taken, &first);
+    uint64_t mine = best_left(key, r, taken, &first);
     for (int32_t i = 0; i < r.chosen; i++) {
         int32_t best = (int32_t) ~(uint32_t)reduce_lanes<WARP>(mine, maximum());
         if (odd) { /* a NaN, if it comes first */
             const int32_t next = -reduce_lanes<WARP>(-first, maximum());
-            best = is_nan(key_of(r, logit, next)) ? next : best;
+            best = is_nan(key[next]) ? next : best;
         }
         *max = i == 0 ? logit[best] : *max;
         if (best % WARP == lane) {
             taken |= 1u << best / WARP;
-            mine = best_left(logit, r, taken, &first);
+            mine = best_left(key, r, taken, &first);
         }
     }
     return taken & ~out;
@@ -150,15 +149,18 @@ __global__ void route_kernel(struct routes r)
 {
     const int32_t lane = (int32_t)threadIdx.x % WARP;
     const int64_t row = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
-    __shared__ float of_group[WARPS][BACKEND_EXPERTS_MAX];
+    __shared__ float of_expert[WARPS][BACKEND_EXPERTS_MAX], of_group[WARPS][BACKEND_EXPERTS_MAX];
+    float *key = of_expert[threadIdx.x / WARP], *score = of_group[threadIdx.x / WARP];
     launch_release();
+    launch_wait();
     if (row >= r.rows)
         return;
     const int32_t shared = r.rules.shared, chosen = r.chosen + shared;
     const float *logit = r.logits + row * (r.experts + r.rules.gated);
     float max = 0, total = 0;
-    const uint32_t out = r.rules.groups > 0 ? leave_out(logit, r, of_group[threadIdx.x / WARP]) : 0;
-    const uint32_t taken = choose(logit, r, out, &max);
+    find_keys(key, logit, r);
+    const uint32_t out = r.rules.groups > 0 ? leave_out(key, r, score) : 0;
+    const uint32_t taken = choose(key, logit, r, out, &max);
     const auto score_of = [&](int32_t e) {
         return r.rules.sigmoid ? numerics_sigmoid(logit[e]) : numerics_exp(logit[e] - max);
     };
@@ -193,6 +195,6 @@ void route_run(struct backend *b, const struct routing *r, struct cview logits,
         (const float *)logits.data, r->expert, r->share, logits.rows, r->experts - rules->shared,
         r->chosen - rules->shared,  *rules};
     if (logits.rows > 0)
-        LAUNCH(cuda_of(b), route_kernel, blocks_for((size_t)logits.rows, WARPS), WARPS * WARP, 0,
-               a);
+        LAUNCH_AHEAD(cuda_of(b), route_kernel, blocks_for((size_t)logits.rows, WARPS), WARPS * WARP,
+                     0, a);
 }
