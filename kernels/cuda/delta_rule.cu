@@ -20,6 +20,8 @@
 #include "kernels/numerics.h"
 
 #define AHEAD 8        /* rows that are under way together */
+#define CONVOLVED 4    /* rows that are convolved together, */
+#define PROMPTED 16    /* and in prompts */
 #define WINDOW 8       /* rows that a block looks at, in prompts */
 #define PROMPT_ROWS 64 /* so many have their results normed apart */
 #define WIDTH 16       /* columns of a warp */
@@ -50,11 +52,11 @@ DEVICE bool begins(const struct delta_args &p, int32_t t)
     return p.slot[t] >= 0 && (t == 0 || p.slot[t - 1] != p.slot[t]);
 }
 
-/* Rows of the slot from t on, up to AHEAD. A whole warp asks. */
-DEVICE int32_t rows_ahead(const struct delta_args &p, int32_t t, int32_t slot)
+/* Rows of the slot from t on, up to MOST. A whole warp asks. */
+template <int MOST> DEVICE int32_t rows_ahead(const struct delta_args &p, int32_t t, int32_t slot)
 {
     const int32_t lane = (int32_t)threadIdx.x % WARP, row = t + lane;
-    const bool same = lane < AHEAD && row < p.rows && p.slot[row] == slot;
+    const bool same = lane < MOST && row < p.rows && p.slot[row] == slot;
     return __popc(__ballot_sync(ALL_LANES, same));
 }
 
@@ -65,9 +67,10 @@ DEVICE uint32_t kept_ahead(const struct delta_args &p, int32_t t, int32_t n)
     return __ballot_sync(ALL_LANES, lane < n && p.state.keep && p.state.keep[t + lane] >= 0);
 }
 
+/* Without the branch of an exact division, so that those of many rows overlap. */
 DEVICE float silu(float x)
 {
-    return x / (1 + expf(-x));
+    return __fdividef(x, 1 + expf(-x));
 }
 
 /* ---- convolution ---- */
@@ -88,30 +91,32 @@ DEVICE struct channels channels_of(const struct recurrent_heads &h, int32_t head
 
 /* y of each row times 1 / sqrt(the sum of its squares). Buffers take turns, so that one barrier
  * suffices. */
-DEVICE void normalise(float (&y)[AHEAD], float (&sums)[AHEAD][WARPS], float by)
+template <int ROWS> DEVICE void normalise(float (&y)[ROWS], float (&sums)[WARPS][ROWS], float by)
 {
     const int32_t warp = (int32_t)threadIdx.x / WARP, warps = (int32_t)blockDim.x / WARP;
+    const int32_t lane = (int32_t)threadIdx.x % WARP, own = lane % ROWS;
 #pragma unroll
-    for (int r = 0; r < AHEAD; r++) {
+    for (int r = 0; r < ROWS; r++) {
         const float sum = reduce_lanes<WARP>(y[r] * y[r], plus());
-        if (threadIdx.x % WARP == 0)
-            sums[r][warp] = sum;
+        if (lane == 0)
+            sums[warp][r] = sum;
     }
     __syncthreads();
+    float sum = sums[0][own]; /* a lane has a row's */
+    for (int32_t w = 1; w < warps; w++)
+        sum += sums[w][own];
+    const float root = 1 / sqrtf(sum + NUMERICS_SQUARES_LEAST);
 #pragma unroll
-    for (int r = 0; r < AHEAD; r++) {
-        float sum = sums[r][0];
-        for (int32_t w = 1; w < warps; w++)
-            sum += sums[r][w];
-        y[r] = y[r] * (1 / sqrtf(sum + NUMERICS_SQUARES_LEAST)) * by;
-    }
+    for (int r = 0; r < ROWS; r++)
+        y[r] = y[r] * __shfl_sync(ALL_LANES, root, r) * by;
 }
 
 /* x: of the thread's channel in the run's next rows. */
-DEVICE void load_rows(float (&x)[AHEAD], const struct delta_args &p, const float *from, int32_t n)
+template <int ROWS>
+DEVICE void load_rows(float (&x)[ROWS], const struct delta_args &p, const float *from, int32_t n)
 {
 #pragma unroll
-    for (int r = 0; r < AHEAD; r++)
+    for (int r = 0; r < ROWS; r++)
         x[r] = r < n ? from[r * p.pitch] : 0;
 }
 
@@ -125,38 +130,40 @@ DEVICE void put_before(const struct delta_args &p, int32_t slot, int32_t channel
         to[(int64_t)i * p.channels] = before[i];
 }
 
-/* y of the n rows x, of which `before` has those before them, and then those before the next. Calls
- * fn(r) when they are those before the row that follows r. */
-template <int TAPS, typename Fn>
-DEVICE void convolve(float (&y)[AHEAD], const float (&x)[AHEAD], int32_t n,
-                     float (&before)[TAPS - 1], const float (&tap)[TAPS], Fn fn)
+/* The n rows become their results. `before` has those before them, and then those before the next.
+ * Calls fn(r) when they are those before the row that follows r. */
+template <int TAPS, int ROWS, typename Fn>
+DEVICE void convolve(float (&x)[ROWS], int32_t n, float (&before)[TAPS - 1],
+                     const float (&tap)[TAPS], Fn fn)
 {
 #pragma unroll
-    for (int r = 0; r < AHEAD; r++) {
+    for (int r = 0; r < ROWS; r++) {
+        const float own = x[r];
         float sum = 0;
 #pragma unroll
         for (int i = 0; i < TAPS - 1; i++)
             sum = fmaf(tap[i], before[i], sum);
-        y[r] = silu(fmaf(tap[TAPS - 1], x[r], sum));
+        x[r] = silu(fmaf(tap[TAPS - 1], own, sum));
         if (r >= n)
             continue;
 #pragma unroll
         for (int i = 0; i < TAPS - 1; i++)
-            before[i] = i < TAPS - 2 ? before[i + 1] : x[r];
+            before[i] = i < TAPS - 2 ? before[i + 1] : own;
         fn(r);
     }
 }
 
-template <int TAPS> DEVICE void convolve_run(const struct delta_args &p, int32_t t, int32_t head)
+template <int TAPS, int ROWS>
+DEVICE void convolve_run(const struct delta_args &p, int32_t t, int32_t head)
 {
-    __shared__ float sums[2][AHEAD][WARPS];
+    __shared__ float sums[2][WARPS][ROWS];
     const struct channels c = channels_of(p.h, head);
     const bool is_there = (int32_t)threadIdx.x < c.count;
     const int32_t channel = c.first + (is_there ? (int32_t)threadIdx.x : 0), slot = p.slot[t];
     const float *old = p.state.rows + (int64_t)slot * (TAPS - 1) * p.channels + channel;
     float *a = p.a + channel;
-    float tap[TAPS], before[TAPS - 1], x[AHEAD], y[AHEAD];
-    int32_t n = rows_ahead(p, t, slot);
+    float tap[TAPS], before[TAPS - 1], x[ROWS], later[ROWS];
+    int32_t n = rows_ahead<ROWS>(p, t, slot), more = rows_ahead<ROWS>(p, t + n, slot);
     const bool fresh = p.position[t] == 0;
 #pragma unroll
     for (int i = 0; i < TAPS; i++)
@@ -164,24 +171,26 @@ template <int TAPS> DEVICE void convolve_run(const struct delta_args &p, int32_t
 #pragma unroll
     for (int i = 0; i < TAPS - 1; i++)
         before[i] = fresh ? 0 : old[(int64_t)i * p.channels];
+    launch_wait(); /* what came before is of earlier steps */
     load_rows(x, p, a + t * p.pitch, n);
     for (int32_t turn = 0; n > 0; turn ^= 1) {
-        const int32_t next = t + n, more = rows_ahead(p, next, slot);
         const uint32_t kept = kept_ahead(p, t, n);
         float *to = a + t * p.pitch;
-        convolve<TAPS>(y, x, n, before, tap, [&](int r) {
+        load_rows(later, p, to + n * p.pitch, more);
+        convolve<TAPS>(x, n, before, tap, [&](int r) {
             if (kept >> r & 1 && is_there)
                 put_before<TAPS>(p, p.state.keep[t + r], channel, before);
         });
-        load_rows(x, p, a + next * p.pitch, more);
         if (c.normed)
-            normalise(y, sums[turn], c.query ? 1 / sqrtf((float)p.h.key_dim) : 1);
+            normalise(x, sums[turn], c.query ? 1 / sqrtf((float)p.h.key_dim) : 1);
 #pragma unroll
-        for (int r = 0; r < AHEAD; r++)
+        for (int r = 0; r < ROWS; r++)
             if (r < n && is_there)
-                to[r * p.pitch] = y[r];
-        t = next;
+                to[r * p.pitch] = x[r];
+        t += n;
         n = more;
+        more = rows_ahead<ROWS>(p, t + n, slot);
+        memcpy(x, later, sizeof x);
     }
     if (is_there)
         put_before<TAPS>(p, slot, channel, before);
@@ -189,17 +198,17 @@ template <int TAPS> DEVICE void convolve_run(const struct delta_args &p, int32_t
 }
 
 /* Block (rows it looks at, head: of queries, keys, then values). */
-template <int TAPS>
+template <int TAPS, int ROWS>
 __global__ void __launch_bounds__(BACKEND_STATE_DIM_MAX, 2)
     delta_convolve_kernel(struct delta_args p)
 {
     const int32_t heads = 2 * p.h.keys + p.h.values, block = (int32_t)blockIdx.x;
     const int32_t first = block / heads * p.window;
     launch_release();
-    launch_wait();
     for (int32_t t = first; t < first + p.window && t < p.rows; t++)
         if (begins(p, t))
-            convolve_run<TAPS>(p, t, block % heads);
+            convolve_run<TAPS, ROWS>(p, t, block % heads);
+    launch_wait(); /* where no run begins, too */
 }
 
 /* ---- a head's rows ---- */
@@ -498,12 +507,12 @@ DEVICE void recur_run(const struct delta_args &p, int32_t t, struct delta_place 
     at.slot = p.slot[t];
     if (p.position[t] > 0)
         for_state(s, p, at, [](four &of, const four &memory) { of = memory; });
-    int32_t n = rows_ahead(p, t, at.slot);
+    int32_t n = rows_ahead<AHEAD>(p, t, at.slot);
     fetch_rows(chunks[0], p, t, n, at);
     pack<float, 2> gates = load_gates(p, t, n, at.head);
     for (int32_t turn = 0; n > 0; turn ^= 1) {
         struct delta_chunk<PIECES> &c = chunks[turn];
-        const int32_t next = t + n, more = rows_ahead(p, next, at.slot);
+        const int32_t next = t + n, more = rows_ahead<AHEAD>(p, next, at.slot);
         put_gates(c, p, at.head, gates);
         mma_copy_wait<0>();
         __syncthreads(); /* all have done with the other chunk, too */
@@ -561,7 +570,11 @@ template <int TAPS> static void launch_convolve(struct cuda_backend *c, const st
     const int32_t heads = 2 * p.h.keys + p.h.values;
     const int32_t dim = p.h.key_dim > p.h.value_dim ? p.h.key_dim : p.h.value_dim;
     const unsigned grid = blocks_for((size_t)p.rows, (unsigned)p.window) * (unsigned)heads;
-    LAUNCH_AHEAD(c, delta_convolve_kernel<TAPS>, grid, blocks_for((size_t)dim, WARP) * WARP, 0, p);
+    const unsigned threads = blocks_for((size_t)dim, WARP) * WARP;
+    if (p.window > 1)
+        LAUNCH_AHEAD(c, (delta_convolve_kernel<TAPS, PROMPTED>), grid, threads, 0, p);
+    else
+        LAUNCH_AHEAD(c, (delta_convolve_kernel<TAPS, CONVOLVED>), grid, threads, 0, p);
 }
 
 template <int PIECES, bool NORMS>
