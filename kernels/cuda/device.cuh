@@ -93,6 +93,12 @@ static cudaError_t launch_ahead(struct cuda_backend *c, unsigned cluster, bool a
         attrs[how.numAttrs].id = cudaLaunchAttributeClusterDimension;
         attrs[how.numAttrs++].val.clusterDim = {1, 1, cluster};
     }
+    /* How much of a multiprocessor's memory is shared memory changes only when it is idle. So
+     * kernels that want much, in a recording, all want most of it, not as much as each of them
+     * needs: else blocks of the next one would have no room beside those of this one. */
+    if (c->recording && waits && shared > 0)
+        (void)cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                   cudaSharedmemCarveoutMaxShared);
     if (ahead && waits) {
         attrs[how.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
         attrs[how.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
