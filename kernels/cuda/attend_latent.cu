@@ -521,7 +521,7 @@ DEVICE void put_results(const struct latent_state &s, const struct latent_args &
 
 /* ---- the kernel ---- */
 
-/* Keys of one split. */
+/* Keys of one split, whose first tile is on its way. */
 template <typename S>
 DEVICE void take_split(struct latent_state &s, const struct latent_memory<S> &m,
                        const struct latent_args &l, const struct latent_work &w,
@@ -531,7 +531,6 @@ DEVICE void take_split(struct latent_state &s, const struct latent_memory<S> &m,
     const int32_t size = KEYS * m.pitch;
     const struct latent_lane<S> at = lane_of<S>(p, m.pitch, l.a.kv.dim - l.latent);
     clear(s);
-    fetch<S>(m.keys, m.pitch, l, w, cache, keys.begin);
     for (int32_t first = keys.begin, stage = 0; first < keys.end; first += KEYS, stage ^= 1) {
         const typename S::E *tile = m.keys + stage * size;
         float score[KEYS / 8][4];
@@ -556,23 +555,32 @@ __global__ void __launch_bounds__(S::THREADS, 2 / S::TILES)
     attend_latent_kernel(struct latent_args l, const typename S::E *cache, int32_t tiles)
 {
     SHARED_DYNAMIC(struct sixteen, memory);
+    launch_release();
     const struct latent_work w = work_of(l, tiles);
     const struct lane_place p = place_of_lane();
+    const struct latent_memory<S> m = memory_over<S>((unsigned char *)memory, l.a.kv.dim);
+    const auto fetch_first = [&](int32_t first) { fetch<S>(m.keys, m.pitch, l, w, cache, first); };
+    const int32_t first = latent_split_range(w.keys, w.split).begin;
+    const bool works = w.first < w.past && w.split < w.end && w.slot >= 0;
+    const bool older = works && l.a.early && first + KEYS <= w.position; /* than this step */
     struct latent_state s;
     struct latent_queries q;
     struct ends all[2];
-    launch_release();
-    launch_wait(); /* which rows there are is no kernel's result */
-    if (w.first >= w.past || w.split >= w.end)
-        return;
-    if (w.slot < 0) {
-        put_zeros(l, w);
+    if (older)
+        fetch_first(first);
+    launch_wait();
+    if (!works) {
+        if (w.slot < 0 && w.split < w.end)
+            put_zeros(l, w);
         return;
     }
-    const struct latent_memory<S> m = memory_over<S>((unsigned char *)memory, l.a.kv.dim);
+    if (!older)
+        fetch_first(first);
     load_queries<S>(q, l, w, p, m.top);
     for (int32_t split = w.split; split < w.end; split++) {
         take_split<S>(s, m, l, w, q, p, cache, latent_split_range(w.keys, split));
+        if (split + 1 < w.end)
+            fetch_first(latent_split_range(w.keys, split + 1).begin);
         if (w.place < 0 && w.end > 1)
             fold_split<S>(s, all, m.so_far, split == 0, split == w.end - 1);
     }
