@@ -561,17 +561,17 @@ __global__ void __launch_bounds__(S::THREADS, 2 / S::TILES)
     const struct latent_memory<S> m = memory_over<S>((unsigned char *)memory, l.a.kv.dim);
     const auto fetch_first = [&](int32_t first) { fetch<S>(m.keys, m.pitch, l, w, cache, first); };
     const int32_t first = latent_split_range(w.keys, w.split).begin;
-    const bool works = w.first < w.past && w.split < w.end && w.slot >= 0;
-    const bool older = works && l.a.early && first + KEYS <= w.position; /* than this step */
+    const bool older = w.slot >= 0 && l.a.early && first + KEYS <= w.position; /* than this step */
     struct latent_state s;
     struct latent_queries q;
     struct ends all[2];
+    if (w.first >= w.past || w.split >= w.end) /* others wait: for those of the first split */
+        return;
     if (older)
         fetch_first(first);
     launch_wait();
-    if (!works) {
-        if (w.slot < 0 && w.split < w.end)
-            put_zeros(l, w);
+    if (w.slot < 0) {
+        put_zeros(l, w);
         return;
     }
     if (!older)

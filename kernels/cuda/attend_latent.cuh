@@ -133,27 +133,31 @@ struct latent_work {
     struct key_range keys;
 };
 
-/* Grid: (row, KV head and tile of its heads, split). Padding has nothing to be done but zeros. */
+/* Grid: (row, KV head and tile of its heads, split). Padding has nothing to be done but zeros. Most
+ * blocks of a grid for long rows have nothing to do, which they know first. */
 DEVICE struct latent_work work_of(const struct latent_args &l, int32_t tiles)
 {
     struct latent_work w = {};
     w.t = (int32_t)blockIdx.x;
     w.slot = l.a.rows.slot[w.t];
     w.position = l.a.rows.position[w.t];
+    w.split = (int32_t)blockIdx.z;
+    w.end = 1;
+    if (w.slot >= 0) {
+        w.keys = latent_keys(&l.a, w.position);
+        w.end = latent_split_count(w.keys.end - w.keys.begin);
+    }
+    if (w.split >= w.end)
+        return w;
     w.kv_head = (int32_t)blockIdx.y / tiles;
     const struct attend_heads heads = attend_heads_at_once(l.a, w.kv_head);
     w.first = heads.first + (int32_t)blockIdx.y % tiles * l.heads_tile;
     w.past = heads.past - w.first < l.heads_tile ? heads.past : w.first + l.heads_tile;
-    w.place = place_of(l, w.t);
-    w.split = (int32_t)blockIdx.z;
-    if (w.slot < 0) {
-        w.end = w.split == 0;
+    if (w.slot < 0)
         return w;
-    }
-    w.keys = latent_keys(&l.a, w.position);
-    w.end = latent_split_count(w.keys.end - w.keys.begin);
+    w.place = place_of(l, w.t);
     if (w.place >= 0)
-        w.end = w.end < w.split + 1 ? w.end : w.split + 1;
+        w.end = w.split + 1;
     else if (w.split > 0)
         w.end = w.split; /* the first block has them all */
     return w;
