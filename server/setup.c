@@ -77,10 +77,11 @@ static enum status open_checkpoint(struct setup *s, struct err *err)
     return st;
 }
 
-/* Of packed integers the files say which linears are left as they are. */
+/* The files say which linears are left as they are; those of MXFP4 are by their names. */
 static enum status find_left_out(struct setup *s, struct err *err)
 {
-    if (s->model.quant.form == QUANT_BYTES || options_dummy(&s->options))
+    const struct quant_config *q = &s->model.quant;
+    if (q->kind != QUANT_FILE || q->code == DTYPE_F4_E2M1 || options_dummy(&s->options))
         return OK;
     const enum status st = open_checkpoint(s, err);
     if (st == OK)

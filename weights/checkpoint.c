@@ -605,7 +605,11 @@ static enum status check_values(const struct checkpoint *c, const struct checkpo
     if (codes ? t->dtype != DTYPE_F8_E4M3 : !dtype_is_compute(t->dtype))
         return base_fail(err, ERR_MODEL, "%.200s: tensor %s: expected %s, found %s", c->files.dir,
                          called(t, name),
-                         codes ? "F8_E4M3, by quantization_config" : "F32, F16 or BF16",
+                         codes ? "F8_E4M3, by quantization_config"
+                         : t->dtype == DTYPE_F8_E4M3
+                             ? "F32, F16 or BF16, as config.json names no codes or the first layer "
+                               "has none there"
+                             : "F32, F16 or BF16",
                          dtype_name(t->dtype));
     return OK;
 }

@@ -256,7 +256,8 @@ struct span layout_kv_heads(const struct model_config *m, const struct flow *f, 
 void layout_left_out(const struct checkpoint *c, struct model_config *m)
 {
     char name[PLACEMENT_NAME_MAX];
-    for (size_t i = 0; i < ARRAY_LEN(params) && m->quant.form != QUANT_BYTES; i++) {
+    const bool floats = m->quant.form == QUANT_BYTES; /* codes have the names of values */
+    for (size_t i = 0; i < ARRAY_LEN(params); i++) {
         const struct param *p = &params[i];
         if (!has_param(m, p) || !param_is_coded(m, p) || param_is_shared(p))
             continue;
@@ -264,7 +265,8 @@ void layout_left_out(const struct checkpoint *c, struct model_config *m)
         while (layer < m->layers - 1 && !is_in_layer(m, p, layer, false))
             layer++;
         layout_fill_name(name, p->tensors[0], (struct which){layer, 0});
-        if (checkpoint_find(c, name))
+        const struct checkpoint_tensor *t = checkpoint_find(c, name);
+        if (t && (!floats || dtype_is_compute(t->dtype)))
             m->quant.left_out |= 1 << p->role;
     }
 }

@@ -96,11 +96,13 @@ def plain(directory, model, block, left=()):
     return write(directory, tensors, model, torch_dtype="float32", dtype="float32")
 
 
-def quantized(directory, model, config, block, suffix, shape=None, scale_type="F32"):
-    """The model with its linears in F8_E4M3; shape: of the scales, given their [rows, cols]."""
+def quantized(directory, model, config, block, suffix, shape=None, scale_type="F32",
+              left=()):
+    """The model with its linears in F8_E4M3; shape: of the scales, given their [rows, cols]; left:
+    ends of the names of those that stay."""
     tensors = {}
     for name, values in read(model).items():
-        if not is_linear(name):
+        if not is_linear(name) or name.endswith(left):
             tensors[name] = values
             continue
         tensors[name], scales = quantize(values, block)

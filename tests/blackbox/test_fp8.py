@@ -99,6 +99,34 @@ def test_checkpoints(serve, wanted, tmp_path, form, ranks):
         assert entry["weight_bytes"] == metrics.sum("tessera:rank_weight_bytes", rank=rank)
 
 
+ATTENTION = tuple(f".{part}_proj.weight" for part in "qkvo")
+
+
+@pytest.mark.parametrize("left", [ATTENTION, ATTENTION[-1:], (".down_proj.weight",)], ids=str)
+@pytest.mark.parametrize("form", ["channel", "block"])
+def test_left_out(serve, tmp_path, form, left):
+    """Some linears of every layer stay as they were: the files say which."""
+    config, block, suffix, shape = FORMS[form]
+    model = fp8.quantized(tmp_path / "m", checkpoint.DEMO, config, block, suffix, shape, left=left)
+    plain = fp8.plain(tmp_path / "plain", checkpoint.DEMO, block, left)
+    assert outcome(serve(model, "-tp", 2, *FLOAT)) == outcome(serve(plain, "-tp", 2))
+    told = json.loads(run("plan", model, "-tp", 4, "--json").stdout)
+    metrics = serve(model, "-tp", 4).metrics()
+    for what in ("read_bytes", "weight_bytes"):
+        assert [entry[what] for entry in told["per_rank"]] == \
+            [metrics.sum(f"tessera:rank_{what}", rank=rank) for rank in range(4)]
+
+
+def test_layers_that_differ(tmp_path):
+    """One flow serves all layers, so what one of them leaves out all have to."""
+    for layer, word in ((0, "found F8_E4M3"), (2, "found BF16")):
+        left = (f"layers.{layer}.self_attn.o_proj.weight",)
+        model = fp8.quantized(tmp_path / word, checkpoint.DEMO, fp8.CHANNEL, CHANNEL, "_scale",
+                              left=left)
+        done = run("plan", model, "-tp", 2)
+        assert done.returncode == 3 and word in done.stderr, done.stderr
+
+
 def test_compressed_block_and_other_scale_types(serve, tmp_path):
     """Scales in BF16, blocks by compressed-tensors' own name; static activation scales unused."""
     config = copy.deepcopy(fp8.CHANNEL)

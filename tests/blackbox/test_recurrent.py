@@ -282,6 +282,16 @@ def test_fp8_blocks(serve, tmp_path, name, block, ranks):
     assert serve(coded, "-tp", ranks, "--dtype", "float32").token_ids(PROMPT, 16) == wanted
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_fp8_left_out(serve, tmp_path, ranks):
+    """Layers that recur stay as they were, as llm-compressor is told to leave them."""
+    left = (".in_proj_qkv.weight", ".in_proj_z.weight", ".out_proj.weight")
+    golden, block = checkpoint.GOLDEN / BF16, (1, 0)
+    coded = fp8.quantized(tmp_path / "coded", golden, fp8.CHANNEL, block, "_scale", left=left)
+    wanted, _ = llama_numpy.greedy(fp8.plain(tmp_path / "plain", golden, block, left), PROMPT, 16)
+    assert serve(coded, "-tp", ranks, "--dtype", "float32").token_ids(PROMPT, 16) == wanted
+
+
 @pytest.mark.parametrize("form", ["packed, zeros", "gptq, 8 bits"])
 def test_packed_codes(serve, tmp_path, form):
     """The same of integers."""
