@@ -168,11 +168,9 @@ const struct options_row options_rows[] = {
      "KV cache bytes per rank (K, M, G suffixes); 0: automatic, a sixteenth of the rank's share of "
      "free memory at most; on a GPU most of what the weights leave"},
     {"state-cache-memory", NULL, RUN, BYTES, AT(state_cache_memory), 0, 0x1p50, "0", NULL,
-     "of models with layers that recur: bytes per rank for the states that the prefix cache keeps "
-     "of "
-     "them (K, M, G suffixes); 0: automatic, a sixteenth of the rank's share of free memory at "
-     "most; "
-     "on a GPU a quarter of what the weights leave"},
+     "of models with layers that recur: bytes per rank for states that the prefix cache keeps "
+     "(K, M, G suffixes); 0: automatic, up to four of each sequence in a quarter of what weights, "
+     "sequences and a given KV cache leave, without a GPU in a sixteenth of memory at most"},
     {"served-model-name", NULL, COMMAND_SERVE, STRING, AT(served_model_name), 0, 0, NULL, NULL,
      "name in the API, or several with commas between; default: the directory's"},
     {"generation-config", NULL, COMMAND_SERVE, CHOICE, AT(generation_config), 0, 0, "auto",
