@@ -51,7 +51,7 @@ def turns(server, **fields):
 @pytest.mark.parametrize("options", [(), ("-tp", 2), ("-tp", 4), ("-tp", 8),
                                      ("-tp", 4, "--parallel-mode", "1d_sp"),
                                      ("-tp", 2, "--max-num-batched-tokens", 7)], ids=str)
-def test_turns(serve, options):
+def test_same_bits_of_turns(serve, options):
     """Sampled with penalties. Of a turn only what comes behind the last end of a block of the
     answer before it is computed."""
     for name in (NEXT, BF16):
