@@ -5,6 +5,7 @@ The binary is $TESSERA, else build/dev/tessera. $TEST_PATIENCE stretches the dea
 
 import contextlib
 import os
+import signal
 import subprocess
 import tempfile
 
@@ -12,6 +13,9 @@ import pytest
 
 import checkpoint
 import harness
+
+# A shell that starts this in the background has it and all that it starts ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LIMITS = ("--threads-per-rank", 1, "--kv-cache-memory", "24M")
 
