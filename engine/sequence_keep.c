@@ -42,7 +42,7 @@ void sequence_keep_plan(struct sequence *q, struct states *s, int32_t found, int
         branch->block = branch->place < 0 ? -1 : found - 1;
     }
     if (branch->place >= 0)
-        (void)states_put(s, branch->place, q->blocks[found - 1], STATES_PROMISED);
+        states_put(s, branch->place, q->blocks[found - 1], STATES_PROMISED);
     if (tail - (branch->place >= 0 ? found : count) >= LEAST_BLOCKS)
         q->keep[KEEP_TAIL].block = tail - 1;
 }
@@ -92,7 +92,7 @@ void sequence_keep_publish(struct sequence *q, struct states *s, int32_t index, 
         if (k->block != index)
             continue;
         if (k->place >= 0)
-            (void)states_put(s, k->place, block, step);
+            states_put(s, k->place, block, step);
         if (k->place >= 0 && i != KEEP_ANSWER) {
             states_release(s, k->place);
             k->place = -1;

@@ -107,7 +107,7 @@ void states_release(struct states *s, int32_t place)
     s->owned--;
 }
 
-bool states_put(struct states *s, int32_t place, int32_t block, uint64_t step)
+void states_put(struct states *s, int32_t place, int32_t block, uint64_t step)
 {
     struct place *p = at(s, place);
     CHECK(p->owned);
@@ -115,7 +115,7 @@ bool states_put(struct states *s, int32_t place, int32_t block, uint64_t step)
     const int32_t other = s->of_block[block];
     p->step = step; /* which fills it in any case: no other row of that step may */
     if (other >= 0 && other != place && is_there(s, &s->place[other]))
-        return false;
+        return;
     if (other >= 0)
         forget(s, &s->place[other]);
     forget(s, p);
@@ -124,7 +124,6 @@ bool states_put(struct states *s, int32_t place, int32_t block, uint64_t step)
     p->block = block;
     p->name = kv_name(s->kv, block);
     states_touch(s, place);
-    return true;
 }
 
 void states_forget(struct states *s, int32_t place)

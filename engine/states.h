@@ -25,8 +25,8 @@ int32_t states_take(struct states *s, uint64_t step);
 /* The owner lets go; the state stays findable, if it is. */
 void states_release(struct states *s, int32_t place);
 /* From now on an owned place is the state at the end of a findable block; the step with that number
- * computes it. False: there is another that is more than promised, which stays the one. */
-bool states_put(struct states *s, int32_t place, int32_t block, uint64_t step);
+ * computes it; unless there is another that is more than promised, which stays the one. */
+void states_put(struct states *s, int32_t place, int32_t block, uint64_t step);
 /* What is in an owned place is not what it was any more, or not yet. */
 void states_forget(struct states *s, int32_t place);
 /* All states are lost. */
