@@ -148,9 +148,9 @@ static bool choose()
         const unsigned warp = walk.round % 2 ? walk.warps : warps - 1 - walk.warps;
         while (walk.lanes < LANES) {
             const unsigned n = walk.lanes++;
-            running = warp * LANES + (walk.turn % 2 ? n : LANES - 1 - n);
-            if (may_run(running)) {
-                threadIdx = dim3(running, 0, 0);
+            const unsigned i = warp * LANES + (walk.turn % 2 ? n : LANES - 1 - n);
+            if (may_run(i)) {
+                running = threadIdx.x = i;
                 return true;
             }
         }
@@ -204,8 +204,9 @@ SWITCHES void borrow_stack()
         jump(free_stacks[--free_count]);
     ucontext_t fresh;
     getcontext(&fresh);
-    fresh.uc_stack.ss_sp = malloc(STACK_BYTES);
-    fresh.uc_stack.ss_size = STACK_BYTES;
+    static unsigned made; /* ends a power of two apart would share a few cache lines */
+    fresh.uc_stack.ss_size = STACK_BYTES + made++ % 64 * 7 * 64;
+    fresh.uc_stack.ss_sp = malloc(fresh.uc_stack.ss_size);
     makecontext(&fresh, live_on, 0);
     setcontext(&fresh);
 }

@@ -6,8 +6,6 @@
 #ifndef TESSERA_TESTS_EMULATE_EMULATE_MMA_H
 #define TESSERA_TESTS_EMULATE_EMULATE_MMA_H
 
-#include <deque>
-
 #define MMA_EMULATED
 
 /* Every lane's words, to be read until its next call. There are two places for them in turns: who
@@ -31,20 +29,15 @@ struct emulated_copy {
     bool there;
 };
 
-/* Of one thread: what it has begun to copy, and how much of that each group has; the last group is
- * open. */
-struct emulated_copies {
-    std::deque<emulated_copy> copies;
-    std::deque<size_t> groups;
-};
+#define EMULATED_COPIES 64 /* of one thread on their way, and as many groups of them */
 
-inline emulated_copies &emulate_copies()
-{
-    static emulated_copies all[1024];
-    if (all[threadIdx.x].groups.empty())
-        all[threadIdx.x].groups.push_back(0);
-    return all[threadIdx.x];
-}
+/* Of one thread: what it has begun to copy, and how much of that when each group was closed. */
+struct emulated_copies {
+    emulated_copy copies[EMULATED_COPIES];
+    unsigned ends[EMULATED_COPIES];
+    unsigned begun, done, closed, awaited;
+};
+inline emulated_copies emulate_copies[1024];
 
 inline void emulate_copy(const emulated_copy &c)
 {
@@ -67,8 +60,10 @@ inline void mma_copy(void *shared, const void *global, bool there)
         emulate_copy(c);
         return;
     }
-    emulate_copies().copies.push_back(c);
-    emulate_copies().groups.back()++;
+    emulated_copies &all = emulate_copies[threadIdx.x];
+    all.copies[all.begun++ % EMULATED_COPIES] = c;
+    if (all.begun - all.done > EMULATED_COPIES)
+        emulate_fail("more copies on their way than the emulation has room for");
 }
 
 inline void mma_copy_near(void *shared, const void *global, bool there)
@@ -82,15 +77,18 @@ inline void mma_announce(const void *)
 
 inline void mma_copy_group()
 {
-    emulate_copies().groups.push_back(0);
+    emulated_copies &all = emulate_copies[threadIdx.x];
+    all.ends[all.closed++ % EMULATED_COPIES] = all.begun;
+    if (all.closed - all.awaited > EMULATED_COPIES)
+        emulate_fail("more groups of copies than the emulation has room for");
 }
 
 template <int n> inline void mma_copy_wait()
 {
-    emulated_copies &c = emulate_copies();
-    for (; c.groups.size() > n + 1; c.groups.pop_front())
-        for (size_t i = 0; i < c.groups.front(); i++, c.copies.pop_front())
-            emulate_copy(c.copies.front());
+    emulated_copies &all = emulate_copies[threadIdx.x];
+    for (; all.closed - all.awaited > n; all.awaited++)
+        for (; all.done != all.ends[all.awaited % EMULATED_COPIES]; all.done++)
+            emulate_copy(all.copies[all.done % EMULATED_COPIES]);
 }
 
 /* ---- matrices ---- */

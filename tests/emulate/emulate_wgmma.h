@@ -4,6 +4,8 @@
 #ifndef TESSERA_TESTS_EMULATE_EMULATE_WGMMA_H
 #define TESSERA_TESTS_EMULATE_EMULATE_WGMMA_H
 
+#include <deque>
+
 inline uint32_t mma_address(const void *shared)
 {
     return (uint32_t)(uintptr_t)shared;
