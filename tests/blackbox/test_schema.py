@@ -15,7 +15,7 @@ TEMPLATE = ("{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}
             "{% if tools %}{{ tools | tojson }}{% endif %}")
 
 # Per operation and kind; a release is worth a thousand.
-EXAMPLES = int(os.environ.get("SCHEMA_EXAMPLES", "30"))
+EXAMPLES = int(os.environ.get("SCHEMA_EXAMPLES", "10"))
 
 
 @pytest.fixture(scope="module")
