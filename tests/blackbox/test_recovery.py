@@ -13,20 +13,20 @@ from harness import PATIENCE, eventually, is_sanitized
 from test_health import hollow_checkpoint
 
 PROMPT = [5, 6, 7, 8, 9]
-SHORTER = 10 if is_sanitized() else 2  # sanitized ranks are slow
+SHORTER = 5 if is_sanitized() else 1  # sanitized ranks are slow
 HANGS = max(1, PATIENCE / 2)  # seconds after which a rank is given up
 # Everything that a rank keeps of a request: KV, counts of penalties, place in the noise, scores.
 REQUESTS = [
-    {"prompt": PROMPT, "max_tokens": 1000 // SHORTER, "temperature": 0, "ignore_eos": True},
-    {"prompt": PROMPT, "max_tokens": 1000 // SHORTER, "seed": 3, "top_p": 0.9,
+    {"prompt": PROMPT, "max_tokens": 500 // SHORTER, "temperature": 0, "ignore_eos": True},
+    {"prompt": PROMPT, "max_tokens": 500 // SHORTER, "seed": 3, "top_p": 0.9,
      "frequency_penalty": 0.5,
      "presence_penalty": 0.3, "repetition_penalty": 1.1, "logprobs": 3, "ignore_eos": True},
-    {"prompt": list(range(10, 310)), "max_tokens": 100 // SHORTER, "seed": 4, "n": 2,
+    {"prompt": list(range(10, 310)), "max_tokens": 50 // SHORTER, "seed": 4, "n": 2,
      "ignore_eos": True},
     {"prompt": list(range(40, 240)), "max_tokens": 50, "temperature": 0, "echo": True,
      "logprobs": 2, "ignore_eos": True},
-    {"prompt": PROMPT, "max_tokens": 1000 // SHORTER, "seed": 5, "logit_bias": {"17": 8},
-     "min_tokens": 200 // SHORTER,
+    {"prompt": PROMPT, "max_tokens": 500 // SHORTER, "seed": 5, "logit_bias": {"17": 8},
+     "min_tokens": 100 // SHORTER,
      "stop_token_ids": [17]},
 ]
 
@@ -82,8 +82,8 @@ def test_answers_are_the_same(serve, synthetic, ranks, lost):
 @pytest.mark.sanitized
 def test_stream_goes_on(serve, synthetic):
     server = serve(synthetic, "-tp", 2)
-    fields = {"max_tokens": 1200 // SHORTER, "temperature": 0, "ignore_eos": True}
-    wanted = server.token_ids(PROMPT, 1200 // SHORTER)
+    fields = {"max_tokens": 600 // SHORTER, "temperature": 0, "ignore_eos": True}
+    wanted = server.token_ids(PROMPT, 600 // SHORTER)
     stream = server.stream(PROMPT, **fields, return_token_ids=True)
     got = []
     for _, chunk in stream:
@@ -281,7 +281,7 @@ def test_stopped_twice_while_recovering(serve, tmp_path):
 def test_lost_while_draining(serve, synthetic):
     """Streams that the end of the server waits for outlive a rank too; nothing else is taken."""
     server = serve(synthetic, "-tp", 2, "--drain-timeout", 3600)
-    tokens = 3000 // SHORTER
+    tokens = 1500 // SHORTER
     wanted = server.token_ids(PROMPT, tokens)
     stream = server.stream(PROMPT, max_tokens=tokens, temperature=0, ignore_eos=True,
                            return_token_ids=True)
