@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy
@@ -547,15 +548,30 @@ def test_other_layouts(mode, ranks):
 
 
 def test_a_rank_is_killed_while_it_reads_a_prompt(serve):
-    """A prompt in small pieces, half of which is done when a rank is lost, begins anew."""
-    model = checkpoint.GOLDEN / NEXT
-    server = serve(model, "-tp", 2, "--max-num-batched-tokens", 1)
+    """A prompt in small pieces, some of which are done when a rank is lost, begins anew."""
+    server = serve(checkpoint.GOLDEN / NEXT, "-tp", 2, "--max-num-batched-tokens", 1,
+                   "--no-enable-prefix-caching")
     prompt = [3 + i * i % 200 for i in range(400)]
+
+    def rows():
+        return server.metrics().sum("tessera:step_rows_total")
+
+    begin = time.monotonic()
     wanted = server.token_ids(prompt, 8)
-    before = server.metrics().sum("vllm:prompt_tokens_total")
+    took = time.monotonic() - begin
     with ThreadPoolExecutor(1) as pool:
-        job = pool.submit(server.token_ids, prompt, 8)
-        eventually(lambda: server.requests("running") == 1, what="running")
-        os.kill(server.ranks()[-1], signal.SIGKILL)
-        assert job.result(60) == wanted
-    assert server.metrics().sum("vllm:prompt_tokens_total") > before
+        for _ in range(50):  # until the ranks are caught within the prompt
+            before = rows()
+            with server.halted():
+                job = pool.submit(server.token_ids, prompt, 8)
+                eventually(lambda: server.requests("running") == 1, what="running")
+            time.sleep(took / 4)
+            with server.halted():
+                caught = 1 < rows() - before < len(prompt)
+                if caught:
+                    os.kill(server.ranks()[-1], signal.SIGKILL)
+            assert job.result(60) == wanted
+            if caught:
+                break
+    assert caught
+    assert rows() - before > len(prompt) + 8  # some of them twice
