@@ -1,5 +1,6 @@
 /* Calls between tags, as the chat templates of GLM-4.5, Qwen3-Coder and MiniMax-M2 have the model
  * write them: the same parts whatever pieces the text comes in. */
+#include "config/jdoc.h"
 #include "server/answer/answer.h"
 #include "server/answer/call_types.h"
 #include "tests/scratch.h"
@@ -224,6 +225,46 @@ static void test_linear(void **state)
     }
 }
 
+/* What is told as a call is read again as JSON, whatever a model names and nests. */
+static void test_readable_again(void **state)
+{
+    static const char before[] = "<tool_call>f<arg_key>", named[] = "</arg_key><arg_value>",
+                      after[] = "</arg_value></tool_call>";
+    char deep[2 * 70];
+    (void)state;
+    for (size_t depth = 60; depth <= 70; depth++) {
+        struct jdoc *arguments = NULL;
+        struct err err;
+        struct answer *a = open_form(GLM);
+        memset(deep, '[', depth);
+        memset(deep + depth, ']', depth);
+        answer_push(a, before, strlen(before));
+        answer_push(a, "n", 1);
+        answer_push(a, named, strlen(named));
+        answer_push(a, deep, 2 * depth);
+        answer_push(a, after, strlen(after));
+        answer_finish(a, true);
+        assert_int_equal(answer_call_count(a), 1);
+        const struct answer_call call = answer_call(a, 0);
+        assert_int_equal(jdoc_parse(call.arguments, call.arguments_len, &jdoc_limits_call, "",
+                                    &arguments, &err),
+                         OK);
+        assert_int_equal(jdoc_type(jdoc_get(arguments, "n")),
+                         depth < 64 ? JDOC_ARRAY : JDOC_STRING);
+        jdoc_close(arguments);
+        answer_close(a);
+    }
+    struct answer *a = open_form(GLM);
+    answer_push(a, before, strlen(before));
+    answer_push(a, "n\0m", 3);
+    answer_push(a, named, strlen(named));
+    answer_push(a, after, strlen(after));
+    answer_finish(a, true);
+    assert_int_equal(answer_call_count(a), 0);
+    assert_int_equal(answer_content(a)->len, strlen(before) + 3 + strlen(named) + strlen(after));
+    answer_close(a);
+}
+
 static void test_types(void **state)
 {
     static const char tools[] =
@@ -264,6 +305,7 @@ int main(void)
         cmocka_unit_test(test_examples),
         cmocka_unit_test(test_cut_off),
         cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_readable_again),
         cmocka_unit_test(test_types),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

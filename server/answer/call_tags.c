@@ -17,6 +17,7 @@ static bool is_word(const char *text, size_t n, const char *word)
 static const char *as_json(struct call_tags_reader *r, const char *text, size_t *n)
 {
     static const char *const words[][2] = {{"True", "true"}, {"False", "false"}, {"None", "null"}};
+    struct jdoc_limits within = jdoc_limits_call; /* an object of arguments */
     struct jdoc *v = NULL;
     struct err err;
     for (; *n > 0 && call_is_space(*text); text++)
@@ -28,7 +29,8 @@ static const char *as_json(struct call_tags_reader *r, const char *text, size_t 
             *n = strlen(words[i][1]);
             return words[i][1];
         }
-    const enum status st = jdoc_parse(text, *n, &jdoc_limits_call, "value", &v, &err);
+    within.depth_max--;
+    const enum status st = jdoc_parse(text, *n, &within, "value", &v, &err);
     jdoc_close(v);
     r->no_memory |= st == ERR_NOMEM;
     return st == OK ? text : NULL;
@@ -159,6 +161,8 @@ static enum mark_match read_key(struct call_tags_reader *r, const struct call_ta
         return m;
     r->key = r->begin;
     r->key_len = end - r->begin;
+    if (memchr(text + r->key, '\0', r->key_len)) /* no member of JSON is read by such a name */
+        return MARK_NO;
     go_on(r, *tags->value ? CALL_TAGS_VALUE_MARK : CALL_TAGS_VALUE, end + strlen(tags->key_end));
     return MARK_YES;
 }
