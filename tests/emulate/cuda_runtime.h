@@ -142,32 +142,58 @@ template <typename V> V __shfl_xor_sync(unsigned lanes, V value, int mask)
     return __shfl_sync(lanes, value, (int)(threadIdx.x % 32) ^ mask);
 }
 
+/* What every lane has, to be read until its next call. There are two places for it in turns: who is
+ * a call ahead of a lane that still reads has met it in no later one. */
+template <typename V> const V *emulate_share(const V &mine)
+{
+    alignas(64) static unsigned char places[2][1024][sizeof(V)];
+    static bool turns[1024];
+    const unsigned thread = threadIdx.x;
+    const bool turn = turns[thread] = !turns[thread];
+    memcpy(places[turn][thread], &mine, sizeof mine);
+    __syncwarp();
+    return (const V *)places[turn][thread / 32 * 32];
+}
+
 static inline void __threadfence()
 {
 }
 
-static inline int __any_sync(unsigned lanes, int value)
+static inline unsigned __ballot_sync(unsigned, int value)
 {
-    for (int mask = 16; mask > 0; mask /= 2)
-        value |= __shfl_xor_sync(lanes, value, mask);
-    return value;
-}
-
-static inline unsigned __ballot_sync(unsigned lanes, int value)
-{
-    unsigned ballot = (unsigned)(value != 0) << threadIdx.x % 32;
-    for (int mask = 16; mask > 0; mask /= 2)
-        ballot |= __shfl_xor_sync(lanes, ballot, mask);
+    const int *all = emulate_share(value);
+    unsigned ballot = 0;
+    for (unsigned i = 0; i < 32; i++)
+        ballot |= (unsigned)(all[i] != 0) << i;
     return ballot;
 }
 
-static inline unsigned __reduce_max_sync(unsigned lanes, unsigned value)
+static inline int __any_sync(unsigned lanes, int value)
 {
-    for (int mask = 16; mask > 0; mask /= 2) {
-        const unsigned other = __shfl_xor_sync(lanes, value, mask);
-        value = other > value ? other : value;
-    }
+    return __ballot_sync(lanes, value) != 0;
+}
+
+static inline unsigned __reduce_max_sync(unsigned, unsigned value)
+{
+    const unsigned *all = emulate_share(value);
+    for (unsigned i = 0; i < 32; i++)
+        value = all[i] > value ? all[i] : value;
     return value;
+}
+
+#define LANES_EMULATED
+
+/* What the shuffles of kernels/cuda/device.cuh come to in this lane, after a single meeting. */
+template <int lanes, typename V, typename Op> V reduce_lanes(V v, Op op)
+{
+    const V *all = emulate_share(v);
+    V of[lanes]; /* by what its lane's number is xored with to be this one's */
+    for (unsigned i = 0; i < lanes; i++)
+        of[i] = all[threadIdx.x % 32 ^ i];
+    for (int step = lanes / 2; step > 0; step /= 2)
+        for (int i = 0; i < step; i++)
+            of[i] = op(of[i], of[i + step]);
+    return of[0];
 }
 
 static inline int __popc(unsigned word)

@@ -8,19 +8,6 @@
 
 #define MMA_EMULATED
 
-/* Every lane's words, to be read until its next call. There are two places for them in turns: who
- * is a call ahead of a lane that still reads has met it in no later one. */
-template <int N> inline const uint32_t (*emulate_share(const uint32_t (&mine)[N]))[N]
-{
-    static uint32_t words[2][1024][N];
-    static bool turns[1024];
-    const unsigned thread = threadIdx.x;
-    const bool turn = turns[thread] = !turns[thread];
-    memcpy(words[turn][thread], mine, sizeof mine);
-    __syncwarp();
-    return &words[turn][thread / 32 * 32];
-}
-
 /* ---- copies ---- */
 
 struct emulated_copy {
@@ -39,12 +26,11 @@ struct emulated_copies {
 };
 inline emulated_copies emulate_copies[1024];
 
+typedef uint64_t emulated_vector __attribute__((vector_size(16), may_alias));
+
 inline void emulate_copy(const emulated_copy &c)
 {
-    if (c.there)
-        memcpy(c.to, c.from, 16);
-    else
-        memset(c.to, 0, 16);
+    *(emulated_vector *)c.to = c.there ? *(const emulated_vector *)c.from : emulated_vector{};
 }
 
 template <typename T> inline void mma_keep(T *&)
@@ -134,32 +120,35 @@ inline uint32_t mma_transpose(uint32_t pair)
     return y;
 }
 
-/* Element `which` of two in a register; C: their type. */
-template <typename C> float emulate_element(uint32_t word, unsigned which)
+/* The two elements of each register, of type C. */
+template <typename C, int N> void emulate_elements(float *to, const uint32_t (&words)[N])
 {
-    const uint16_t bits = (uint16_t)(word >> (16 * which));
-    C element;
-    memcpy(&element, &bits, sizeof bits);
-    return to_float(element);
+    C pair[2];
+    for (int i = 0; i < N; i++) {
+        memcpy(pair, &words[i], sizeof pair);
+        to[2 * i] = to_float(pair[0]);
+        to[2 * i + 1] = to_float(pair[1]);
+    }
 }
 
 /* Of x and y each lane wants two rows and two columns, which four lanes have of each. */
 template <typename C>
 void mma_multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, C)
 {
-    float x[2][16], y[2][16];
-    const uint32_t mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
-    const uint32_t(*all)[6] = emulate_share(mine);
+    float mine[12], x[2][16], y[2][16];
+    emulate_elements<C>(mine, a);
+    emulate_elements<C>(mine + 8, {b0, b1});
+    const float(*all)[12] = emulate_share(mine);
     const unsigned r = threadIdx.x % 32 / 4, p = 2 * (threadIdx.x % 4);
-    for (unsigned k = 0; k < 16; k++) {
-        const unsigned lane = k % 8 / 2, half = k / 8, n = k % 2;
+    for (unsigned k = 0; k < 16; k += 2) { /* pairs of them lie together */
+        const unsigned lane = k % 8 / 2, half = k / 8;
         for (unsigned j = 0; j < 2; j++) {
-            x[j][k] = emulate_element<C>(all[4 * r + lane][2 * half + j], n);
-            y[j][k] = emulate_element<C>(all[4 * (p + j) + lane][4 + half], n);
+            memcpy(&x[j][k], all[4 * r + lane] + 2 * (2 * half + j), 2 * sizeof(float));
+            memcpy(&y[j][k], all[4 * (p + j) + lane] + 8 + 2 * half, 2 * sizeof(float));
         }
     }
-    for (unsigned j = 0; j < 4; j++)
-        for (unsigned k = 0; k < 16; k++)
+    for (unsigned k = 0; k < 16; k++)
+        for (unsigned j = 0; j < 4; j++)
             c[j] = fmaf(x[j / 2][k], y[j % 2][k], c[j]);
 }
 

@@ -149,12 +149,12 @@ void wgmma_multiply(float (&c)[N][4], const uint32_t (&a)[4], wgmma_place b, C)
     float(*const to)[N][4] = &c;
     const uint32_t(*const from)[4] = &a;
     emulate_product([=] {
-        float x[2][16];
-        const uint32_t(*all)[4] = emulate_share(*from);
+        float mine[8], x[2][16];
+        emulate_elements<C>(mine, *from);
+        const float(*all)[8] = emulate_share(mine);
         for (unsigned k = 0; k < 16; k++)
             for (unsigned i = 0; i < 2; i++)
-                x[i][k] = emulate_element<C>(
-                    all[threadIdx.x % 32 / 4 * 4 + k % 8 / 2][k / 8 * 2 + i], k % 2);
+                x[i][k] = all[threadIdx.x % 32 / 4 * 4 + k % 8 / 2][2 * (k / 8 * 2 + i) + k % 2];
         emulate_rows<N, C>(*to, x, true,
                            [=](unsigned n, unsigned k) { return emulate_across<C>(b, n, k); });
     });
