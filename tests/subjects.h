@@ -1,8 +1,7 @@
-/* Running an op on every CPU variant this machine has, with 1, 2 and 3 threads, on ref, and on the
- * device of a CUDA module beside the test: the emulated one of tests/emulate, or a real one. The
- * CPU variants must agree with each other bit for bit, and all with ref within a bound stated per
- * op
- * (|got - ref| <= abs + |ref| * eps). Outputs lie between canary words. Inputs come from a
+/* Running an op on every CPU variant this machine has, with 1 and with 3 threads, on ref, and on
+ * the device of a CUDA module beside the test: the emulated one of tests/emulate, or a real one.
+ * The CPU variants must agree with each other bit for bit, and all with ref within a bound stated
+ * per op (|got - ref| <= abs + |ref| * eps). Outputs lie between canary words. Inputs come from a
  * counter-based generator, so a failure repeats. */
 #ifndef TESSERA_TESTS_SUBJECTS_H
 #define TESSERA_TESTS_SUBJECTS_H
@@ -99,7 +98,17 @@ static inline void assert_bits(const char *what, const void *a, const void *b, s
 
 /* ---- subjects -------------------------------------------------------------------------------- */
 
-static struct backend *subjects[15]; /* subject i has i % 3 + 1 threads */
+#ifdef __SANITIZE_THREAD__ /* which looks at no other variants (CMakeLists.txt) */
+#define SUBJECT_NAMES "cpu-generic"
+#define SUBJECT_THREADS 3
+#else
+#define SUBJECT_NAMES                                                                              \
+    "cpu-generic", "cpu-avx2", "cpu-avx512", "cpu-vnni", "cpu-bf16", "cpu-neon", "cpu-dotprod"
+#define SUBJECT_THREADS 1, 3
+#endif
+
+static struct backend *subjects[10];
+static int subject_threads[10];
 static int subject_count;
 static struct backend *ref;
 static struct backend *device; /* NULL: none */
@@ -146,16 +155,14 @@ static inline int close_subjects(void **state UNUSED)
 
 static inline int open_subjects(void **state UNUSED)
 {
-    static const char *const names[] = {
-        "cpu-generic",
-#ifndef __SANITIZE_THREAD__ /* which looks at no others (CMakeLists.txt) */
-        "cpu-avx2",    "cpu-avx512", "cpu-vnni", "cpu-bf16", "cpu-neon", "cpu-dotprod",
-#endif
-    };
+    static const char *const names[] = {SUBJECT_NAMES};
+    static const int threads[] = {SUBJECT_THREADS};
     for (size_t i = 0; i < ARRAY_LEN(names); i++)
-        for (int threads = 1; threads <= 3 && backend_find(names[i]) != NULL; threads++)
-            if (backend_open(names[i], threads, &subjects[subject_count++], &err) != OK)
+        for (size_t t = 0; t < ARRAY_LEN(threads) && backend_find(names[i]) != NULL; t++) {
+            subject_threads[subject_count] = threads[t];
+            if (backend_open(names[i], threads[t], &subjects[subject_count++], &err) != OK)
                 return -1;
+        }
     return backend_open("ref", 1, &ref, &err) == OK ? open_device() : -1;
 }
 
@@ -184,7 +191,7 @@ static inline void run_case_loose(const char *what, case_fn fn, const void *arg,
     for (int i = 0; i < subject_count; i++) {
         float *got = i == 0 ? first : guarded(n);
         snprintf(where, sizeof where, "%.90s, %s with %d threads", what, subjects[i]->ops->name,
-                 i % 3 + 1);
+                 subject_threads[i]);
         fn(subjects[i], arg, got);
         assert_near(where, got, want, n, abs, eps);
         assert_bits(where, got, first, n);

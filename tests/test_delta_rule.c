@@ -404,7 +404,7 @@ static float *everywhere(const char *what, const struct made *m)
     for (int i = 0; i < subject_count; i++) {
         char where[128];
         snprintf(where, sizeof where, "%.80s, %s with %d threads", what, subjects[i]->ops->name,
-                 i % 3 + 1);
+                 subject_threads[i]);
         run_calls(subjects[i], m, got);
         assert_bits(where, got, want, n);
     }

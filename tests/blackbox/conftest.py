@@ -11,6 +11,8 @@ import tempfile
 
 import pytest
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the others would wait for work in a circle
+
 import checkpoint
 import harness
 
