@@ -246,9 +246,9 @@ static void test_readable_again(void **state)
         answer_finish(a, true);
         assert_int_equal(answer_call_count(a), 1);
         const struct answer_call call = answer_call(a, 0);
-        assert_int_equal(jdoc_parse(call.arguments, call.arguments_len, &jdoc_limits_call, "",
-                                    &arguments, &err),
-                         OK);
+        assert_int_equal(
+            jdoc_parse(call.arguments, call.arguments_len, &jdoc_limits_call, "", &arguments, &err),
+            OK);
         assert_int_equal(jdoc_type(jdoc_get(arguments, "n")),
                          depth < 64 ? JDOC_ARRAY : JDOC_STRING);
         jdoc_close(arguments);
@@ -302,10 +302,8 @@ static void test_types(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_examples),
-        cmocka_unit_test(test_cut_off),
-        cmocka_unit_test(test_linear),
-        cmocka_unit_test(test_readable_again),
+        cmocka_unit_test(test_examples), cmocka_unit_test(test_cut_off),
+        cmocka_unit_test(test_linear),   cmocka_unit_test(test_readable_again),
         cmocka_unit_test(test_types),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
