@@ -275,12 +275,14 @@ class Server:
 
     def wait_ready(self, timeout=30.0):
         """Until the log names the port, /health answers 200 and the ranks have nothing to do."""
-        def listening():
+        def logged(pattern):
             assert self.process.poll() is None, f"the server stopped:\n{self.log}"
-            return re.search(r"listening on http://127\.0\.0\.1:(\d+)", self.log)
-        self.port = int(eventually(listening, timeout, "listening").group(1))
+            return re.search(pattern, self.log)
+        listening = eventually(lambda: logged(r"listening on http://127\.0\.0\.1:(\d+)"), timeout,
+                               "listening")
+        self.port = int(listening.group(1))
         eventually(lambda: self.get("/health").status == 200, timeout, "/health")
-        eventually(lambda: "a step takes" in self.log, timeout, "steps measured")
+        eventually(lambda: logged("a step takes"), timeout, "steps measured")
         return self
 
     def request(self, method, path, body=None, headers=None, timeout=60):

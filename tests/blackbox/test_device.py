@@ -27,16 +27,22 @@ pytestmark = pytest.mark.skipif(not harness.EMULATED.exists(),
 
 
 @pytest.fixture
+def hidden_ahead(monkeypatch):
+    """From kernels that begin early, what they must not see yet is hidden."""
+    monkeypatch.setenv("EMULATED_AHEAD", "1")
+
+
+@pytest.fixture
 def device_server(tmp_path, request):
     """device_server(model, arguments...): a server whose program has the module beside it."""
     program = shutil.copy(harness.BINARY, tmp_path)
     shutil.copy(harness.EMULATED, tmp_path)
     servers = request.node.servers = []
 
-    def start(model, *arguments):
+    def start(model, *arguments, dtype="float32"):
         servers.append(harness.Server(
             model, "--device", "cuda", "--threads-per-rank", 1, "--kv-cache-memory", "8M",
-            "--dtype", "float32", *arguments, log=tmp_path / "server.log", program=program))
+            "--dtype", dtype, *arguments, log=tmp_path / "server.log", program=program))
         return servers[-1].wait_ready(90)
 
     yield start
@@ -63,6 +69,7 @@ def test_latents(device_server, name):
     assert device_server(checkpoint.GOLDEN / name).token_ids(prompt, 24) == tokens[:24]
 
 
+@pytest.mark.usefixtures("hidden_ahead")
 def test_kept_states(device_server, name="qwen3_next_f32"):
     """A conversation goes on from the states that recorded steps have kept, as its whole text would
     without."""
@@ -193,6 +200,7 @@ def test_lost_rank(device_server):
         server.wait_ready(90)
 
 
+@pytest.mark.usefixtures("hidden_ahead")
 @pytest.mark.parametrize("arguments", [
     ("--sampler", "gather"), ("--sampler", "distributed"), ("--speculative-config", "ngram"),
     ("--speculative-config", "ngram", "--sampler", "distributed", "--enforce-eager")])
@@ -205,6 +213,44 @@ def test_greedy_tokens(device_server, arguments):
             for prompt, tokens in checkpoint.golden_runs(name)]
     requests = [(prompt, len(tokens), {}) for prompt, tokens in runs]
     assert server.token_ids_together(requests) == [tokens for _, tokens in runs]
+
+
+WIDE = {"hidden_size": 256, "num_hidden_layers": 2, "intermediate_size": 264, "vocab_size": 600,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "torch_dtype": "bfloat16"}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+
+
+@pytest.mark.usefixtures("hidden_ahead")
+@pytest.mark.parametrize("model, options", [
+    ("untied_mha_bf16", ("--quantization", "fp8")), ("gpt_oss_bf16", ()), ("gemma3_bf16", ()),
+    ("qwen3_moe_bf16", ("--quantization", "int4")), ("olmo3_bf16", ()), ("glm4_moe_bf16", ()),
+    ("phi3_bf16", ("--deterministic",)), ("deepseek_v3_bf16", ()), ("qwen3_5_bf16", ()),
+    ({"head_dim": 64}, ()), ({"head_dim": 128}, ("--quantization", "int8")),
+    ({"head_dim": 128, "model_type": "qwen3"}, ("--kv-cache-dtype", "fp8")),
+    ({"head_dim": 256, "model_type": "qwen3"}, ()),
+    ({"head_dim": 64, "model_type": "qwen3_moe", **EXPERTS}, ("--quantization", "fp8"))], ids=str)
+def test_recorded_steps(device_server, tmp_path, model, options):
+    """In recorded steps kernels begin before those before them have ended. Nothing else changes."""
+    if isinstance(model, dict):
+        model = checkpoint.write_config(tmp_path / "shape", **{**WIDE, **model})
+        options = (*options, "--load-format", "dummy", "--seed", 3)
+    answers = []
+    for more in ((), ("--enforce-eager",)):
+        server = device_server(checkpoint.GOLDEN / model, *options, *more, dtype="bfloat16")
+
+        def complete(n):
+            choices = server.complete(list(range(5, 60)), max_tokens=12, n=n, temperature=0.8,
+                                      seed=1, ignore_eos=True, logprobs=2,
+                                      return_token_ids=True)["choices"]
+            return [(choice["token_ids"], choice["logprobs"]["token_logprobs"])
+                    for choice in choices]
+
+        answers.append(complete(1))
+        if not more:
+            complete(5)  # steps of more rows, whose sums depend on how many there are
+        assert (server.metrics().sum("tessera:step_replays_total") > 6) == (not more)
+        assert server.stop() == 0
+    assert answers[0] == answers[1]
 
 
 def check_alone_and_among(server):
@@ -229,6 +275,7 @@ def check_alone_and_among(server):
     assert "order of a single rank: outputs have its bits" in server.log
 
 
+@pytest.mark.usefixtures("hidden_ahead")
 def test_deterministic(device_server):
     check_alone_and_among(device_server(checkpoint.GOLDEN / "tied_gqa2_f32", "--deterministic",
                                         "--max-num-seqs", 4, "--max-num-batched-tokens", 24))

@@ -39,8 +39,14 @@ extern bool emulate_early; /* copies in the background happen at once in this bl
  */
 void emulate_enqueue(cudaStream_t stream, std::function<void()> work);
 void emulate_kernel(cudaStream_t stream, std::function<void()> work);
-void emulate_launch(dim3 grid, dim3 block, size_t shared_bytes, unsigned cluster,
-                    const std::function<void()> &body);
+struct emulated_launch {
+    const char *kernel;
+    dim3 grid, block;
+    size_t shared_bytes;
+    unsigned cluster;
+    bool ahead; /* it may begin before those before it have ended */
+};
+void emulate_launch(const emulated_launch &how, const std::function<void()> &body);
 void *emulate_shared(); /* the launch's shared memory */
 /* The block waits for what another kernel, or another block of its cluster, has yet to do; now its
  * threads have to return. It begins again later, unless it is not patient and has done so often.
@@ -63,24 +69,26 @@ std::function<void()> emulate_bind(void (*kernel)(P...), A... arguments)
 }
 
 #define LAUNCH(c, kernel, grid, block, shared, ...)                                                \
-    LAUNCH_CLUSTERS(c, 1, kernel, grid, block, shared, __VA_ARGS__)
-#define LAUNCH_BEHIND LAUNCH
+    EMULATE_LAUNCH(c, 1, false, kernel, grid, block, shared, __VA_ARGS__)
+#define LAUNCH_AHEAD(c, kernel, grid, block, shared, ...)                                          \
+    EMULATE_LAUNCH(c, 1, (c)->recording, kernel, grid, block, shared, __VA_ARGS__)
 #define LAUNCH_CLUSTERS(c, size, kernel, grid, block, shared, ...)                                 \
+    EMULATE_LAUNCH(c, size, (c)->recording, kernel, grid, block, shared, __VA_ARGS__)
+#define LAUNCH_BEHIND(c, kernel, grid, block, shared, ...)                                         \
+    EMULATE_LAUNCH(c, 1, true, kernel, grid, block, shared, __VA_ARGS__)
+#define EMULATE_LAUNCH(c, size, ahead, kernel, grid, block, shared, ...)                           \
     do {                                                                                           \
         const std::function<void()> body_ = emulate_bind(kernel, __VA_ARGS__);                     \
-        const dim3 grid_ = grid, block_ = block;                                                   \
-        const size_t shared_ = shared;                                                             \
-        const unsigned size_ = size;                                                               \
+        const emulated_launch how_ = {#kernel, grid, block, shared, (unsigned)(size), ahead};      \
         const void *const kernel_ = (const void *)(kernel);                                        \
         emulate_clock(#kernel);                                                                    \
         emulate_conversions += strstr(#kernel, "convert_kernel") != nullptr;                       \
         emulate_kernel((c)->stream, [=] {                                                          \
-            emulate_allowed(kernel_, shared_);                                                     \
-            emulate_launch(grid_, block_, shared_, size_, body_);                                  \
+            emulate_allowed(kernel_, how_.shared_bytes);                                           \
+            emulate_launch(how_, body_);                                                           \
         });                                                                                        \
         cuda_note(c, #kernel, 0);                                                                  \
     } while (0)
-#define LAUNCH_AHEAD LAUNCH
 #define SHARED_DYNAMIC(type, name) type *name = (type *)emulate_shared()
 
 /* Time that a test wants a kernel to take, by the clock of trials (emulate_nccl.cc). */
@@ -92,6 +100,9 @@ void emulate_clock(const char *kernel);
 int emulate_block(int value);
 /* All 32 lanes of the warp; the value of lane `from`. */
 uint64_t emulate_warp(uint64_t value, unsigned from);
+/* The block runs ahead until its threads wait here; the next kernel may begin. */
+void emulate_wait();
+void emulate_release();
 /* Until the last bit of *phase is not `parity`. */
 void emulate_phase(const uint32_t *phase, uint32_t parity);
 
@@ -217,10 +228,12 @@ template <typename V> V atomicExch(V *at, V value)
 
 static inline void launch_wait()
 {
+    emulate_wait();
 }
 
 static inline void launch_release()
 {
+    emulate_release();
 }
 
 /* Ends the program: a device would have failed, or would be wrong. */

@@ -13,6 +13,7 @@
 #include "tests/emulate/cuda_runtime.h"
 
 #include "tests/emulate/cuda_fp16.h"
+#include "tests/emulate/emulate_ahead.h"
 
 #include <atomic>
 #include <chrono>
@@ -31,7 +32,7 @@
 #define LATER_US 20 /* until blocks that wait for a peer begin again, */
 #define TRIES 20000 /* so often, unless they wait without end */
 
-enum state : uint8_t { NEW, READY, AT_PHASE, AT_BLOCK, AT_WARP, DONE };
+enum state : uint8_t { NEW, READY, AT_PHASE, AT_WAIT, AT_BLOCK, AT_WARP, DONE };
 
 /* Where a stack is left. */
 #ifdef __clang__
@@ -62,6 +63,7 @@ static struct {
     unsigned round, turn;    /* of all warps, of one: every other is walked backwards */
     unsigned warps, lanes;   /* walked in them */
     unsigned done, at_block; /* threads of the block */
+    unsigned at_wait;
     unsigned char at_warp[THREADS_MAX / LANES], gone[THREADS_MAX / LANES]; /* lanes of each warp */
 } walk;
 static place *free_stacks[THREADS_MAX]; /* each left in live_on */
@@ -71,6 +73,12 @@ static const std::function<void()> *body;
 static void *shared;
 static size_t shared_size;
 static bool waits, gives_up; /* the block waits for another; one of the launch does not for ever */
+static struct launch {
+    const emulated_launch *how;
+    bool waited, released;           /* by the block: for kernels before this one, the next */
+    bool some_waited, some_released; /* of all blocks */
+    bool at_once;                    /* all have released before they waited */
+} ahead;
 
 struct late_word {
     uint64_t *to;
@@ -126,6 +134,17 @@ static void release_block()
     walk.at_block = 0;
 }
 
+/* The block can go no further ahead. */
+static void release_waiting()
+{
+    ahead_show();
+    ahead.waited = true;
+    for (unsigned i = 0; i < blockDim.x; i++)
+        if (states[i] == AT_WAIT)
+            states[i] = READY;
+    walk.at_wait = 0;
+}
+
 /* False: there is nothing that they may have waited for. */
 static bool release_phases()
 {
@@ -135,6 +154,10 @@ static bool release_phases()
             any = true;
             over = over || may_run(i);
         }
+    if (!over && walk.at_wait > 0) {
+        release_waiting();
+        return true;
+    }
     if (any && !over)
         emulate_fail("threads wait for each other");
     return over;
@@ -242,6 +265,20 @@ uint64_t emulate_warp(uint64_t value, unsigned from)
     return threads[running].word;
 }
 
+void emulate_wait()
+{
+    if (ahead.waited)
+        return;
+    walk.at_wait++;
+    wait_as(AT_WAIT);
+}
+
+void emulate_release()
+{
+    ahead.at_once = ahead.at_once && !ahead.waited;
+    ahead.released = ahead.some_released = true;
+}
+
 void emulate_phase(const uint32_t *phase, uint32_t parity)
 {
     threads[running].phase = phase;
@@ -253,9 +290,16 @@ void emulate_phase(const uint32_t *phase, uint32_t parity)
 SWITCHES void run_block()
 {
     memset(states, NEW, blockDim.x);
-    walk = {walk.round + 1, walk.turn + 1, 0, 0, 0, 0, {}, {}};
+    walk = {walk.round + 1, walk.turn + 1, 0, 0, 0, 0, 0, {}, {}};
+    ahead.waited = !ahead.how->ahead;
+    ahead.released = false;
+    if (!ahead.waited)
+        ahead_hide();
     if (LEAVE(scheduler) == 0 && choose())
         borrow_stack();
+    ahead_show();
+    ahead.some_waited = ahead.some_waited || ahead.waited;
+    ahead.at_once = ahead.at_once && (ahead.released || !ahead.waited);
 }
 
 /* ---- clusters ---- */
@@ -406,12 +450,24 @@ void emulate_allowed(const void *kernel, size_t bytes)
         emulate_fail("a launch with more shared memory than its kernel is allowed");
 }
 
-void emulate_launch(dim3 grid, dim3 block, size_t shared_bytes, unsigned cluster,
-                    const std::function<void()> &fn)
+static enum ahead_next next_begins(const launch &l, bool all_done)
+{
+    if (all_done && !l.some_waited)
+        emulate_fail("a kernel that waits in no block: its end would not be that of those before");
+    return l.at_once || !all_done ? AHEAD_AT_ONCE
+           : l.some_released      ? AHEAD_BEHIND_OTHERS
+                                  : AHEAD_BEHIND_THIS;
+}
+
+void emulate_launch(const emulated_launch &how, const std::function<void()> &fn)
 {
     static std::mutex one_at_a_time;
+    const dim3 grid = how.grid, block = how.block;
+    const size_t shared_bytes = how.shared_bytes;
+    const unsigned cluster = how.cluster;
     std::vector<dim3> todo;
     std::vector<late_word> words;
+    launch mine = {&how, false, false, false, false, true};
     bool patient = true;
     for (unsigned z = 0; z < grid.z; z++)
         for (unsigned y = 0; y < grid.y; y++)
@@ -429,7 +485,11 @@ void emulate_launch(dim3 grid, dim3 block, size_t shared_bytes, unsigned cluster
             blockDim = block;
             body = &fn;
             clusters = {cluster, members.data()};
+            ahead = mine;
+            ahead_begin(how.kernel, !how.ahead && tries == 0);
             patient = run_blocks(todo, shared_bytes, tries > 0, &words);
+            ahead_end(next_begins(ahead, todo.empty()));
+            mine = ahead;
         }
         if (!todo.empty() || !words.empty())
             std::this_thread::sleep_for(std::chrono::microseconds(LATER_US));

@@ -4,6 +4,7 @@
  * memory that a copy to the host will write holds rubbish until somebody has waited. */
 #include "tests/emulate/calls.h"
 #include "tests/emulate/cuda_runtime.h"
+#include "tests/emulate/emulate_ahead.h"
 
 #include <atomic>
 #include <chrono>
@@ -24,9 +25,14 @@
 #define IDLE_MS 5 /* nobody waits: work begins nevertheless */
 #define ASK_US 500
 
+struct work_item {
+    std::function<void()> work;
+    bool is_kernel;
+};
+
 struct emulated_graph {
     int device;
-    std::vector<std::function<void()>> work;
+    std::vector<work_item> work;
 };
 
 struct emulated_exec {
@@ -39,7 +45,7 @@ struct emulated_stream {
     bool spoilt;
     std::mutex lock;
     std::condition_variable changed;
-    std::deque<std::function<void()>> queue;
+    std::deque<work_item> queue;
     uint64_t enqueued, done, wanted; /* items so far */
     bool closing;
     std::thread worker;
@@ -102,6 +108,14 @@ static cudaError_t not_captured()
 
 /* ---- streams ---- */
 
+/* All but kernels waits for all, and all for it. */
+static void run(const work_item &item)
+{
+    if (!item.is_kernel)
+        ahead_settle();
+    item.work();
+}
+
 static void work(emulated_stream *s)
 {
     std::unique_lock<std::mutex> hold(s->lock);
@@ -111,19 +125,18 @@ static void work(emulated_stream *s)
             return;
         s->changed.wait_for(hold, std::chrono::milliseconds(IDLE_MS),
                             [=] { return s->closing || s->wanted > s->done; });
-        const std::function<void()> item = std::move(s->queue.front());
+        const work_item item = std::move(s->queue.front());
         s->queue.pop_front();
         hold.unlock();
-        item();
+        run(item);
         hold.lock();
         s->done++;
         s->changed.notify_all();
     }
 }
 
-void emulate_enqueue(cudaStream_t stream, std::function<void()> item)
+static void enqueue(emulated_stream *s, work_item item)
 {
-    emulated_stream *s = stream_of(stream);
     if (s->capture != nullptr) {
         s->capture->work.push_back(std::move(item));
         return;
@@ -134,13 +147,18 @@ void emulate_enqueue(cudaStream_t stream, std::function<void()> item)
     s->changed.notify_all();
 }
 
+void emulate_enqueue(cudaStream_t stream, std::function<void()> item)
+{
+    enqueue(stream_of(stream), {std::move(item), false});
+}
+
 /* A kernel is launched on the thread's own device. */
 void emulate_kernel(cudaStream_t stream, std::function<void()> item)
 {
     if (stream_of(stream)->device != device_now)
         give_up("a kernel is launched on a stream of another device");
     calls.launches += stream_of(stream)->capture == nullptr;
-    emulate_enqueue(stream, std::move(item));
+    enqueue(stream_of(stream), {std::move(item), true});
 }
 
 static void await(emulated_stream *s, uint64_t until)
@@ -333,8 +351,9 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t s)
     calls.graphs++;
     if (e == cudaSuccess)
         emulate_enqueue(s, [=] {
-            for (const std::function<void()> &item : graph->work)
-                item();
+            for (const work_item &item : graph->work)
+                run(item);
+            ahead_settle();
         });
     return e;
 }
@@ -462,8 +481,12 @@ static cudaError_t allocate(std::map<void *, allocation> *all, void **p, size_t 
 {
     const cudaError_t e = not_captured();
     calls.allocations++;
-    if (e != cudaSuccess || posix_memalign(p, 256, bytes) != 0)
+    const bool watched = all == &allocations && ahead_watches();
+    const size_t whole = ahead_whole(bytes), page = ahead_whole(1);
+    if (e != cudaSuccess || posix_memalign(p, watched ? page : 256, watched ? whole : bytes) != 0)
         return e != cudaSuccess ? e : cudaErrorMemoryAllocation;
+    if (watched)
+        ahead_add(*p, bytes);
     std::lock_guard<std::mutex> hold(memory_lock);
     (*all)[*p] = {device_now, bytes};
     return cudaSuccess;
@@ -484,6 +507,8 @@ static cudaError_t release(std::map<void *, allocation> *all, void *p)
         all->erase(found);
     }
     drain(device);
+    if (all == &allocations)
+        ahead_remove(p);
     free(p);
     return cudaSuccess;
 }
