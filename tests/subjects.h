@@ -98,17 +98,21 @@ static inline void assert_bits(const char *what, const void *a, const void *b, s
 
 /* ---- subjects -------------------------------------------------------------------------------- */
 
-#ifdef __SANITIZE_THREAD__ /* which looks at no other variants (CMakeLists.txt) */
-#define SUBJECT_NAMES "cpu-generic"
-#define SUBJECT_THREADS 3
-#else
-#define SUBJECT_NAMES                                                                              \
-    "cpu-generic", "cpu-avx2", "cpu-avx512", "cpu-vnni", "cpu-bf16", "cpu-neon", "cpu-dotprod"
-#define SUBJECT_THREADS 1, 3
+static const char *const variants[] = {
+    "cpu-generic",
+#ifndef __SANITIZE_THREAD__ /* which looks at no others (CMakeLists.txt), nor at one thread */
+    "cpu-avx2",    "cpu-avx512", "cpu-vnni", "cpu-bf16", "cpu-neon", "cpu-dotprod",
 #endif
+};
+static const int thread_counts[] = {
+#ifndef __SANITIZE_THREAD__
+    1,
+#endif
+    3,
+};
 
-static struct backend *subjects[10];
-static int subject_threads[10];
+static struct backend *subjects[ARRAY_LEN(variants) * ARRAY_LEN(thread_counts)];
+static int subject_threads[ARRAY_LEN(subjects)];
 static int subject_count;
 static struct backend *ref;
 static struct backend *device; /* NULL: none */
@@ -155,12 +159,10 @@ static inline int close_subjects(void **state UNUSED)
 
 static inline int open_subjects(void **state UNUSED)
 {
-    static const char *const names[] = {SUBJECT_NAMES};
-    static const int threads[] = {SUBJECT_THREADS};
-    for (size_t i = 0; i < ARRAY_LEN(names); i++)
-        for (size_t t = 0; t < ARRAY_LEN(threads) && backend_find(names[i]) != NULL; t++) {
-            subject_threads[subject_count] = threads[t];
-            if (backend_open(names[i], threads[t], &subjects[subject_count++], &err) != OK)
+    for (size_t i = 0; i < ARRAY_LEN(variants); i++)
+        for (size_t t = 0; t < ARRAY_LEN(thread_counts) && backend_find(variants[i]); t++) {
+            subject_threads[subject_count] = thread_counts[t];
+            if (backend_open(variants[i], thread_counts[t], &subjects[subject_count++], &err) != OK)
                 return -1;
         }
     return backend_open("ref", 1, &ref, &err) == OK ? open_device() : -1;

@@ -225,7 +225,7 @@ static void test_linear(void **state)
     }
 }
 
-/* What is told as a call is read again as JSON, whatever a model names and nests. */
+/* What is told as a call is read again as JSON, whatever its names are and however deep it is. */
 static void test_readable_again(void **state)
 {
     static const char before[] = "<tool_call>f<arg_key>", named[] = "</arg_key><arg_value>",

@@ -17,7 +17,7 @@ static bool is_word(const char *text, size_t n, const char *word)
 static const char *as_json(struct call_tags_reader *r, const char *text, size_t *n)
 {
     static const char *const words[][2] = {{"True", "true"}, {"False", "false"}, {"None", "null"}};
-    struct jdoc_limits within = jdoc_limits_call; /* an object of arguments */
+    struct jdoc_limits within = jdoc_limits_call; /* the object of all arguments */
     struct jdoc *v = NULL;
     struct err err;
     for (; *n > 0 && call_is_space(*text); text++)

@@ -11,7 +11,7 @@ import tempfile
 
 import pytest
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the others would wait for work in a circle
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # idle ones of more would spin
 
 import checkpoint
 import harness

@@ -27,9 +27,13 @@ pytestmark = pytest.mark.skipif(not harness.EMULATED.exists(),
 
 
 @pytest.fixture
-def hidden_ahead(monkeypatch):
-    """From kernels that begin early, what they must not see yet is hidden."""
+def hidden_ahead(monkeypatch, request):
+    """From kernels that begin early, what they must not see yet is hidden. A rank that ends because
+    it has looked would be started again."""
     monkeypatch.setenv("EMULATED_AHEAD", "1")
+    yield
+    for server in request.node.servers:
+        assert "emulated device:" not in server.log
 
 
 @pytest.fixture
@@ -42,7 +46,8 @@ def device_server(tmp_path, request):
     def start(model, *arguments, dtype="float32"):
         servers.append(harness.Server(
             model, "--device", "cuda", "--threads-per-rank", 1, "--kv-cache-memory", "8M",
-            "--dtype", dtype, *arguments, log=tmp_path / "server.log", program=program))
+            "--dtype", dtype, *arguments, log=tmp_path / f"server{len(servers)}.log",
+            program=program))
         return servers[-1].wait_ready(90)
 
     yield start
@@ -213,6 +218,8 @@ def test_greedy_tokens(device_server, arguments):
             for prompt, tokens in checkpoint.golden_runs(name)]
     requests = [(prompt, len(tokens), {}) for prompt, tokens in runs]
     assert server.token_ids_together(requests) == [tokens for _, tokens in runs]
+    replays = server.metrics().sum("tessera:step_replays_total")
+    assert (replays > 0) == ("--enforce-eager" not in arguments)
 
 
 WIDE = {"hidden_size": 256, "num_hidden_layers": 2, "intermediate_size": 264, "vocab_size": 600,

@@ -153,8 +153,8 @@ template <typename V> V __shfl_xor_sync(unsigned lanes, V value, int mask)
     return __shfl_sync(lanes, value, (int)(threadIdx.x % 32) ^ mask);
 }
 
-/* What every lane has, to be read until its next call. There are two places for it in turns: who is
- * a call ahead of a lane that still reads has met it in no later one. */
+/* What every lane has, to be read until its next call. All 32 have to make the same calls. A lane
+ * can be one ahead of another that still reads, and then writes to the other of two places. */
 template <typename V> const V *emulate_share(const V &mine)
 {
     alignas(64) static unsigned char places[2][1024][sizeof(V)];

@@ -5,9 +5,10 @@
  * it begins and keeps it while it waits; one that is done hands its own to the next that begins,
  * without a switch. Blocks that wait for what a peer's kernel has yet to do end, and begin again
  * later; so do those that wait for others of their cluster, whose shared memory stays as they have
- * left it. A switch is gcc's own longjmp, a few instructions. With clang, whose own made kernels go
- * in circles, it is the C library's, without the check of -D_FORTIFY_SOURCE, which takes another
- * stack for a corrupt one. */
+ * left it. A block that may run ahead of the kernels before it does so until no thread can go on
+ * (emulate_ahead.h). A switch is gcc's own longjmp, a few instructions. With clang, whose own made
+ * kernels go in circles, it is the C library's, without the check of -D_FORTIFY_SOURCE, which takes
+ * another stack for a corrupt one. */
 #undef _FORTIFY_SOURCE
 #include "tests/emulate/cublasLt.h"
 #include "tests/emulate/cuda_runtime.h"
@@ -75,10 +76,13 @@ static size_t shared_size;
 static bool waits, gives_up; /* the block waits for another; one of the launch does not for ever */
 static struct launch {
     const emulated_launch *how;
-    bool waited, released;           /* by the block: for kernels before this one, the next */
-    bool some_waited, some_released; /* of all blocks */
-    bool at_once;                    /* all have released before they waited */
-} ahead;
+    uint64_t number;
+    bool waited, released; /* by the block: for kernels before this one, the next */
+    bool some_waited;      /* of all blocks */
+    bool at_once;          /* all blocks have released before they waited */
+    unsigned threads;      /* of the block that have waited */
+    bool has_waited[THREADS_MAX];
+} present;
 
 struct late_word {
     uint64_t *to;
@@ -138,15 +142,16 @@ static void release_block()
 static void release_waiting()
 {
     ahead_show();
-    ahead.waited = true;
+    present.waited = true;
     for (unsigned i = 0; i < blockDim.x; i++)
         if (states[i] == AT_WAIT)
             states[i] = READY;
     walk.at_wait = 0;
 }
 
-/* False: there is nothing that they may have waited for. */
-static bool release_phases()
+/* Those whose phase is over, or else those that wait for the kernels before. False: there are none.
+ */
+static bool release_early()
 {
     bool any = false, over = false;
     for (unsigned i = 0; i < blockDim.x; i++)
@@ -181,7 +186,7 @@ static bool choose()
         walk.turn++;
         if (release_warp(warp) || ++walk.warps < warps)
             continue;
-        if (!release_phases())
+        if (!release_early())
             release_block();
         walk.warps = 0;
         walk.round++;
@@ -267,7 +272,9 @@ uint64_t emulate_warp(uint64_t value, unsigned from)
 
 void emulate_wait()
 {
-    if (ahead.waited)
+    present.threads += !present.has_waited[running];
+    present.has_waited[running] = true;
+    if (present.waited)
         return;
     walk.at_wait++;
     wait_as(AT_WAIT);
@@ -275,8 +282,9 @@ void emulate_wait()
 
 void emulate_release()
 {
-    ahead.at_once = ahead.at_once && !ahead.waited;
-    ahead.released = ahead.some_released = true;
+    if (!present.released) /* the first thread of a block counts */
+        present.at_once = present.at_once && !present.waited;
+    present.released = true;
 }
 
 void emulate_phase(const uint32_t *phase, uint32_t parity)
@@ -291,15 +299,19 @@ SWITCHES void run_block()
 {
     memset(states, NEW, blockDim.x);
     walk = {walk.round + 1, walk.turn + 1, 0, 0, 0, 0, 0, {}, {}};
-    ahead.waited = !ahead.how->ahead;
-    ahead.released = false;
-    if (!ahead.waited)
+    present.waited = !present.how->ahead;
+    present.released = false;
+    present.threads = 0;
+    memset(present.has_waited, 0, sizeof present.has_waited);
+    if (!present.waited)
         ahead_hide();
     if (LEAVE(scheduler) == 0 && choose())
         borrow_stack();
     ahead_show();
-    ahead.some_waited = ahead.some_waited || ahead.waited;
-    ahead.at_once = ahead.at_once && (ahead.released || !ahead.waited);
+    if (present.how->ahead && present.waited && present.threads < blockDim.x)
+        emulate_fail("a block in which not all threads wait for the kernels before it");
+    present.some_waited = present.some_waited || present.waited;
+    present.at_once = present.at_once && (present.released || !present.waited);
 }
 
 /* ---- clusters ---- */
@@ -450,15 +462,6 @@ void emulate_allowed(const void *kernel, size_t bytes)
         emulate_fail("a launch with more shared memory than its kernel is allowed");
 }
 
-static enum ahead_next next_begins(const launch &l, bool all_done)
-{
-    if (all_done && !l.some_waited)
-        emulate_fail("a kernel that waits in no block: its end would not be that of those before");
-    return l.at_once || !all_done ? AHEAD_AT_ONCE
-           : l.some_released      ? AHEAD_BEHIND_OTHERS
-                                  : AHEAD_BEHIND_THIS;
-}
-
 void emulate_launch(const emulated_launch &how, const std::function<void()> &fn)
 {
     static std::mutex one_at_a_time;
@@ -467,7 +470,11 @@ void emulate_launch(const emulated_launch &how, const std::function<void()> &fn)
     const unsigned cluster = how.cluster;
     std::vector<dim3> todo;
     std::vector<late_word> words;
-    launch mine = {&how, false, false, false, false, true};
+    static std::atomic<uint64_t> launches;
+    launch mine = {};
+    mine.how = &how;
+    mine.number = ++launches;
+    mine.at_once = true;
     bool patient = true;
     for (unsigned z = 0; z < grid.z; z++)
         for (unsigned y = 0; y < grid.y; y++)
@@ -485,17 +492,19 @@ void emulate_launch(const emulated_launch &how, const std::function<void()> &fn)
             blockDim = block;
             body = &fn;
             clusters = {cluster, members.data()};
-            ahead = mine;
-            ahead_begin(how.kernel, !how.ahead && tries == 0);
+            present = mine;
+            ahead_begin(mine.number, how.kernel, !how.ahead && tries == 0);
             patient = run_blocks(todo, shared_bytes, tries > 0, &words);
-            ahead_end(next_begins(ahead, todo.empty()));
-            mine = ahead;
+            ahead_end(present.at_once || !todo.empty());
+            mine = present;
         }
         if (!todo.empty() || !words.empty())
             std::this_thread::sleep_for(std::chrono::microseconds(LATER_US));
         for (const late_word &w : words)
             __atomic_store_n(w.to, w.value, __ATOMIC_RELAXED);
     }
+    if (!mine.some_waited)
+        emulate_fail("a kernel that waits in no block: its end would not be that of those before");
     for (const member &m : members)
         free(m.memory);
 }

@@ -1,7 +1,7 @@
 /* DESIGN: pages that a kernel writes are found by the fault that its first write is, and kept as
  * they were before. While a block runs ahead, none of them can be read and nothing can be written.
- * A page may hold what nobody has written as well. When that is read, the rest of the page is let
- * pass, too, but with NaNs where it is new. */
+ * A page may hold what nobody has written as well. When that is read, the rest of the page can be,
+ * too, but has NaNs where it is new. */
 #include "tests/emulate/emulate_ahead.h"
 
 #include "tests/emulate/cuda_runtime.h"
@@ -18,7 +18,7 @@
 #include <unistd.h>
 #include <vector>
 
-#define ACCESS 4 /* the least that is read in one: behind it may be what others have written */
+#define WORD ((uintptr_t)4) /* is old or new as a whole */
 
 /* What a page was before this kernel, by its number, wrote it. */
 struct before {
@@ -32,8 +32,8 @@ static std::map<uintptr_t, size_t> regions;            /* bytes, by where they b
 static std::map<uintptr_t, std::vector<before>> dirty; /* by kernels that may not have ended */
 static std::map<uintptr_t, std::vector<char>> aside;   /* pages of which some is hidden */
 static struct {
-    bool watching, hidden;
-    uint64_t kernel; /* the present one: as many have begun before */
+    bool watching, running, hidden;
+    uint64_t kernel; /* that runs, or has run last */
     const char *name;
 } now;
 static thread_local bool in_kernel;
@@ -63,9 +63,8 @@ static bool is_known(uintptr_t at)
 
 static int seen_as(const std::vector<before> &page)
 {
-    return now.hidden                         ? PROT_NONE
-           : page.back().kernel == now.kernel ? PROT_READ | PROT_WRITE
-                                              : PROT_READ;
+    const bool its_own = now.running && page.back().kernel == now.kernel;
+    return now.hidden ? PROT_NONE : its_own ? PROT_READ | PROT_WRITE : PROT_READ;
 }
 
 /* Neighbours that are seen alike are one call. */
@@ -98,15 +97,15 @@ static void protect_all(int how)
  * what is there is new itself. */
 static bool show_old(uintptr_t at, const before &old)
 {
-    const uintptr_t page = at / page_bytes * page_bytes;
-    const size_t n = page + page_bytes - at < ACCESS ? page + page_bytes - at : ACCESS;
+    const uintptr_t page = at / page_bytes * page_bytes, word = at / WORD * WORD;
     char *const is = (char *)page;
     protect(page, page_bytes, PROT_READ | PROT_WRITE);
-    if (memcmp((const void *)at, old.bytes.data() + (at - page), n) != 0)
+    if (memcmp((const void *)word, old.bytes.data() + (word - page), WORD) != 0)
         return false;
     aside.emplace(page, std::vector<char>(is, is + page_bytes));
-    for (size_t i = 0; i < page_bytes; i++)
-        is[i] = is[i] == old.bytes[i] ? is[i] : (char)0xff;
+    for (size_t i = 0; i < page_bytes; i += WORD)
+        if (memcmp(is + i, old.bytes.data() + i, WORD) != 0)
+            memset(is + i, 0xff, WORD);
     protect(page, page_bytes, PROT_READ);
     return true;
 }
@@ -135,26 +134,30 @@ static void settle()
     emulate_fail(line);
 }
 
+static void keep(uintptr_t page)
+{
+    std::vector<before> &all = dirty[page];
+    if (all.empty() || all.back().kernel != now.kernel)
+        all.push_back({now.kernel, std::vector<char>((char *)page, (char *)page + page_bytes)});
+    protect(page, page_bytes, PROT_READ | PROT_WRITE);
+}
+
+/* A page that lies aside can be read. */
 static void fault(uintptr_t at, bool writes)
 {
     const uintptr_t page = at / page_bytes * page_bytes;
-    if (!in_kernel) { /* a copy, say, which waits for kernels and which kernels wait for */
+    if (!in_kernel) /* a copy, say, which waits for kernels and which kernels wait for */
         settle();
-    } else if (!now.watching) { /* any more: and once more */
-        return;
-    } else if (!now.hidden) {
-        dirty[page].push_back(
-            {now.kernel, std::vector<char>((char *)page, (char *)page + page_bytes)});
-        protect(page, page_bytes, PROT_READ | PROT_WRITE);
-    } else if (writes || dirty.count(page) == 0) {
+    else if (now.watching && !now.hidden)
+        keep(page);
+    else if (now.watching && (writes || dirty.count(page) == 0 || aside.count(page) > 0))
         fail_ahead("writes");
-    } else if (!show_old(at, dirty.at(page).front())) {
+    else if (now.watching && !show_old(at, dirty.at(page).front()))
         fail_ahead("reads what one of them has written");
-    }
 }
 
-/* Kernels run on stacks of their own, in which nothing else is under way that could not be
- * interrupted. */
+/* On a stack of its own: those of a kernel's threads are small. Nothing is under way in them that
+ * could not be interrupted. */
 static void on_fault(int, siginfo_t *info, void *context)
 {
     bool writes = false;
@@ -196,28 +199,34 @@ void ahead_settle()
     settle();
 }
 
-/* Again each time: frameworks of tests have their own. */
-static void watch()
+/* Again each time: frameworks of tests have handlers of their own. */
+static void catch_faults()
 {
+    static thread_local std::vector<char> stack;
     struct sigaction act = {};
+    if (stack.empty()) {
+        stack.resize(256 << 10);
+        const stack_t its = {stack.data(), 0, stack.size()};
+        sigaltstack(&its, nullptr);
+    }
     act.sa_sigaction = on_fault;
-    act.sa_flags = SA_SIGINFO | SA_NODEFER;
+    act.sa_flags = SA_SIGINFO | SA_ONSTACK;
     sigaction(SIGSEGV, &act, nullptr);
-    protect_all(PROT_READ);
 }
 
-void ahead_begin(const char *kernel, bool behind)
+void ahead_begin(uint64_t number, const char *kernel, bool behind)
 {
     if (!ahead_watches())
         return;
     std::lock_guard<std::mutex> hold(lock);
-    now.kernel++;
+    catch_faults();
+    now.kernel = number;
     now.name = kernel;
+    now.running = in_kernel = true;
     if (!now.watching)
-        watch();
+        protect_all(PROT_READ);
     if (behind)
         dirty.clear();
-    in_kernel = true;
 }
 
 void ahead_hide()
@@ -239,18 +248,16 @@ void ahead_show()
     protect_dirty();
 }
 
-void ahead_end(enum ahead_next next)
+void ahead_end(bool at_once)
 {
     if (!ahead_watches())
         return;
     std::lock_guard<std::mutex> hold(lock);
-    in_kernel = false;
-    now.kernel++;
-    protect_dirty(); /* from here on no write is this kernel's */
-    for (auto page = dirty.begin(); page != dirty.end();) {
+    now.running = in_kernel = false;
+    protect_dirty();
+    for (auto page = dirty.begin(); page != dirty.end() && !at_once;) {
         std::vector<before> &all = page->second;
-        while (!all.empty() && (next == AHEAD_BEHIND_THIS || (next == AHEAD_BEHIND_OTHERS &&
-                                                              all.front().kernel + 1 < now.kernel)))
+        while (!all.empty() && all.front().kernel < now.kernel)
             all.erase(all.begin());
         page = all.empty() ? dirty.erase(page) : std::next(page);
     }

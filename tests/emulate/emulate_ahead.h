@@ -1,12 +1,15 @@
 /* Kernels that begin while those before them still run (LAUNCH_AHEAD of kernels/cuda/device.cuh).
  * What a block does before launch_wait() is done here while nothing is to be seen of what kernels
- * have written that may not have ended then: whoever reads it, or writes anything, ends the program
- * with a line that says which kernel, block and thread it was. Only where EMULATED_AHEAD is set,
- * and with one rank. */
+ * have written that may not have ended then, as they would on a device in the worst case: whoever
+ * writes anything, or reads it, ends the program with a line that says which kernel, block and
+ * thread it was. Once a block has read something else of the same page, it finds NaNs instead.
+ * Only where EMULATED_AHEAD is set. It is for one rank: copies and allocations of another settle
+ * what is under way, and then something may be missed. */
 #ifndef TESSERA_TESTS_EMULATE_EMULATE_AHEAD_H
 #define TESSERA_TESTS_EMULATE_EMULATE_AHEAD_H
 
 #include <cstddef>
+#include <cstdint>
 
 bool ahead_watches();
 
@@ -17,14 +20,12 @@ void ahead_remove(const void *memory);
 
 /* All kernels have ended. */
 void ahead_settle();
-/* A kernel begins; behind: after all before it have ended. */
-void ahead_begin(const char *kernel, bool behind);
+/* Blocks of the kernel of that number run; behind: after all kernels before it have ended. */
+void ahead_begin(uint64_t number, const char *kernel, bool behind);
 /* A block begins; it has waited, or ended without. */
 void ahead_hide();
 void ahead_show();
-/* The kernel's last block has ended. When the next may begin: after those before this one have
- * ended, or even after this one. */
-enum ahead_next { AHEAD_AT_ONCE, AHEAD_BEHIND_OTHERS, AHEAD_BEHIND_THIS };
-void ahead_end(enum ahead_next next);
+/* No block runs. The next kernel may begin at once, or when those before this one have ended. */
+void ahead_end(bool at_once);
 
 #endif
