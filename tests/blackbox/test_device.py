@@ -245,16 +245,16 @@ def test_recorded_steps(device_server, tmp_path, model, options):
     for more in ((), ("--enforce-eager",)):
         server = device_server(checkpoint.GOLDEN / model, *options, *more, dtype="bfloat16")
 
-        def complete(n):
-            choices = server.complete(list(range(5, 60)), max_tokens=12, n=n, temperature=0.8,
-                                      seed=1, ignore_eos=True, logprobs=2,
+        def complete(length, n):
+            choices = server.complete(list(range(5, 5 + length)), max_tokens=8, n=n, seed=1,
+                                      temperature=0.8, ignore_eos=True, logprobs=2,
                                       return_token_ids=True)["choices"]
             return [(choice["token_ids"], choice["logprobs"]["token_logprobs"])
                     for choice in choices]
 
-        answers.append(complete(1))
+        answers.append([complete(20, 1), complete(55, 1)])
         if not more:
-            complete(5)  # steps of more rows, whose sums depend on how many there are
+            complete(55, 5)  # steps of more rows, whose sums depend on how many there are
         assert (server.metrics().sum("tessera:step_replays_total") > 6) == (not more)
         assert server.stop() == 0
     assert answers[0] == answers[1]
