@@ -47,11 +47,12 @@ void gemv_fused(struct cuda_backend *c, const struct weight_spec *s, const struc
     with_form(s, *p, [&](auto form) {
         typedef decltype(form) F;
         if constexpr (F::AT_ONCE > GROUP) {
-            if constexpr (F::X_PIECES == 2)
+            if constexpr (F::X_PIECES == 2) {
                 if (f->gain != nullptr && f->end == LINEAR_ACT)
                     run<F, true, true>(c, *p, *f);
                 else if (f->gain != nullptr)
                     run<F, true, false>(c, *p, *f);
+            }
             if (f->gain == nullptr && f->end == LINEAR_ACT)
                 run<F, false, true>(c, *p, *f);
             else if (f->gain == nullptr)
