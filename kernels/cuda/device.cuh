@@ -323,16 +323,18 @@ struct maximum {
     }
 };
 
-#ifndef LANES_EMULATED /* else as the tests have it */
 /* Over groups of `lanes` neighbouring lanes (a power of two); every lane gets the result. */
 template <int lanes, typename V, typename Op> DEVICE V reduce_lanes(V v, Op op)
 {
+#ifdef LANES_EMULATED /* where this would take the tests' device too long */
+    if (!emulate_shuffles)
+        return emulate_reduce<lanes>(v, op);
+#endif
 #pragma unroll
     for (int step = lanes / 2; step > 0; step /= 2)
         v = op(v, __shfl_xor_sync(ALL_LANES, v, step));
     return v;
 }
-#endif
 
 /* Over a block of whole warps, at most 32; every thread calls and gets the result. */
 template <typename V, typename Op> DEVICE V reduce_block(V v, Op op)

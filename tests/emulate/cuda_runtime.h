@@ -194,8 +194,10 @@ static inline unsigned __reduce_max_sync(unsigned, unsigned value)
 
 #define LANES_EMULATED
 
-/* What the shuffles of kernels/cuda/device.cuh come to in this lane, after a single meeting. */
-template <int lanes, typename V, typename Op> V reduce_lanes(V v, Op op)
+extern bool emulate_shuffles; /* in this block: one of eight, so that every test has some */
+
+/* What the shuffles of reduce_lanes come to in this lane, after a single meeting. */
+template <int lanes, typename V, typename Op> V emulate_reduce(V v, Op op)
 {
     const V *all = emulate_share(v);
     V of[lanes]; /* by what its lane's number is xored with to be this one's */

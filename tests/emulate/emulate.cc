@@ -56,7 +56,7 @@ struct thread {
 };
 
 dim3 threadIdx, blockIdx, blockDim, gridDim;
-bool emulate_early, emulate_again;
+bool emulate_early, emulate_again, emulate_shuffles;
 static struct thread threads[THREADS_MAX];
 static enum state states[THREADS_MAX];
 static volatile unsigned running; /* reread after a switch, which compilers do not see through */
@@ -400,7 +400,9 @@ static bool run_block_at(dim3 at, size_t shared_bytes)
     if (m != nullptr)
         m->memory = shared;
     shared_size = shared_bytes;
+    static unsigned blocks;
     emulate_early = !emulate_early;
+    emulate_shuffles = blocks++ % 8 == 0;
     waits = false;
     run_block();
     if (m != nullptr)
