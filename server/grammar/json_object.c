@@ -90,8 +90,12 @@ static enum status build_other_name(const struct json_text *t, const struct json
         goto out;
     }
     const uint32_t *at = (const uint32_t *)(const void *)characters.data;
-    for (int32_t i = 0; i < count; at += names[i++].count)
+    for (int32_t i = 0; i < count; i++) {
+        if (names[i].count == 0) /* and there may be no characters at all */
+            continue;
         names[i].characters = at;
+        at += names[i].count;
+    }
     qsort(names, (size_t)count, sizeof *names, by_characters);
     const int32_t loop = grammar_fork(g);
     grammar_fork_set(g, loop, grammar_text(g, "\"", 1, end), json_text_plain(t, 0, 0x10ffff, loop));

@@ -13,7 +13,7 @@ import fp8
 from checkpoint import oracle
 from harness import ROOT, eventually, is_sanitized, run, small_pages
 from test_counters import READ_TOLERANCE, bytes_read, check_received
-from test_memory import GROWTH_MAX, knows_populate, resident
+from test_memory import GROWTH_MAX, all_resident, knows_populate, resident
 from test_mixtures import check_lost_rank, check_same_bits, fails
 from test_modes import check_received as check_received_in, layout
 from test_packed import test_other_models as check_packed
@@ -249,8 +249,7 @@ def test_resident_cache(serve, tmp_path):
     assert int(labels["num_gpu_blocks"]) == blocks
     ranks = server.ranks()
     wanted = [rank["kv_bytes"] + rank["weight_bytes"] for rank in plan["per_rank"]]
-    eventually(lambda: all(resident(pid, "RssShmem") >= planned
-                           for pid, planned in zip(ranks, wanted)), 60, "planned memory")
+    eventually(lambda: all_resident(ranks, wanted), 60, "planned memory")
     before = [resident(pid) for pid in ranks]
     for first in range(4):  # 4 * 4000 positions of 16384
         server.token_ids([3 + (first + i * i) % 500 for i in range(4000)], 4)

@@ -12,6 +12,7 @@ import pytest
 
 import checkpoint
 from harness import eventually, is_sanitized, run, small_pages
+from test_modes import mappings
 
 SETUP = ["-tp", 2, "--threads-per-rank", 1, "--kv-cache-memory", "24M", "--max-num-seqs", 8]
 GROWTH_MAX = 2 << 20
@@ -20,6 +21,15 @@ GROWTH_MAX = 2 << 20
 def resident(pid, kind="VmRSS"):
     status = pathlib.Path(f"/proc/{pid}/status").read_text()
     return 1024 * int(re.search(rf"^{kind}:\s+(\d+)", status, re.M)[1])
+
+
+def all_resident(ranks, planned):
+    """What each rank planned to share is there, and all is touched: the cache, and then what ranks
+    exchange, by every rank for itself."""
+    touched = ("memfd:tessera-kv ", "memfd:tessera-comm ")
+    return (all(resident(pid, "RssShmem") >= bytes_ for pid, bytes_ in zip(ranks, planned)) and
+            all(sizes["Rss"] == sizes["Size"] for pid in ranks for what, sizes in mappings(pid)
+                if any(name in what for name in touched)))
 
 
 def knows_populate():
@@ -35,8 +45,7 @@ def test_resident_memory_is_flat(serve):
     wanted = [rank["kv_bytes"] + rank["weight_bytes"] + buffers for rank in plan["per_rank"]]
     server = serve(checkpoint.DEMO, *SETUP, before=small_pages)
     ranks = server.ranks()
-    eventually(lambda: all(resident(pid, "RssShmem") >= bytes_planned
-                           for pid, bytes_planned in zip(ranks, wanted)), 60, "planned memory")
+    eventually(lambda: all_resident(ranks, wanted), 60, "planned memory")
     before = [resident(pid) for pid in ranks]
     rng = random.Random(1)
     tokens = plan["kv_blocks"] * plan["block_tokens"]

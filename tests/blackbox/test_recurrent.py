@@ -19,7 +19,7 @@ from harness import ROOT, eventually, is_sanitized, run, small_pages
 from test_counters import READ_TOLERANCE, bytes_read, check_received
 from test_embeddings import embed
 from test_int_weights import SAMPLED
-from test_memory import knows_populate, resident
+from test_memory import all_resident, knows_populate, resident
 from test_mixtures import PROMPTS, check_lost_rank, check_same_bits, fails, outcome
 from test_modes import check_received as check_received_in, layout
 from test_packed import test_other_models as check_packed
@@ -427,6 +427,7 @@ def test_resident_states(serve, tmp_path):
         return [sum(resident(pid, kind) for kind in ("RssAnon", "RssShmem"))
                 for pid in server.ranks()]
 
+    eventually(lambda: all_resident(server.ranks(), [8 << 20, 8 << 20]), 60, "planned memory")
     texts = [([3 + (first + i * i) % 500 for i in range(300)], 4, {}) for first in range(8)]
     server.token_ids_together(texts)
     before = sums()
