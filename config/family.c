@@ -49,6 +49,11 @@
                   .mixture = {.kind = MIXTURE_QWEN2, .experts = 256, .chosen = 8, .among = true},  \
                   .expert_mlp = 512, .shared_mlp = 512, .always_among = true
 
+#define MINISTRAL3                                                                                 \
+    .vocab = 131072, .heads = 32, .max_position = 262144, .reaches = true, .kv_heads = 8,          \
+    .head_dim = 128, .theta = 1e6, .norm_eps = 1e-5, .window = FAMILY_NO_WINDOW,                   \
+    .query_beta = true
+
 #define QWEN2_VL                                                                                   \
     .flat = true, .max_position = 32768, .kv_heads = 8, .theta = 1e6, .norm_eps = 1e-5,            \
     .window = 4096, .window_off = true, .window_from = 80, .sections = true, .qkv_bias = true
@@ -61,6 +66,8 @@ static const struct family families[] = {
      .max_position = 131072,
      .kv_heads = 8,
      .window = 4096},
+    {.model_type = "mistral3", .inner = "ministral3", MINISTRAL3},
+    {.model_type = "ministral3", MINISTRAL3},
     {.model_type = "mixtral",
      .max_position = 131072,
      .kv_heads = 8,
@@ -294,17 +301,27 @@ const struct family *family_find(const char *model_type, int *distance)
     return found;
 }
 
-/* Is it the text's part of another one, which names it well enough? */
-static bool is_text(const char *model_type)
+const struct family *family_inner(const struct family *f, const char *inner)
 {
-    return base_ends_with(model_type, "_text");
+    for (size_t i = 0; i < ARRAY_LEN(families); i++)
+        if (strcmp(families[i].model_type, f->model_type) == 0 &&
+            strcmp(families[i].inner, inner) == 0)
+            return &families[i];
+    return NULL;
+}
+
+/* Is it named already, or the text's part of another one, which names it well enough? */
+static bool is_named(size_t i)
+{
+    return base_ends_with(families[i].model_type, "_text") ||
+           (i > 0 && strcmp(families[i].model_type, families[i - 1].model_type) == 0);
 }
 
 void family_names(char *to, size_t size)
 {
     size_t n = 0;
     for (size_t i = 0; i < ARRAY_LEN(families) && n < size; i++)
-        if (!is_text(families[i].model_type))
+        if (!is_named(i))
             n += (size_t)snprintf(to + n, size - n, "%s%s",
                                   i == 0                        ? ""
                                   : i + 1 < ARRAY_LEN(families) ? ", "

@@ -10,7 +10,8 @@
 struct family {
     const char *model_type;
     const char *inner;    /* the text_config of a model that also sees has this model_type; NULL:
-                             config.json itself describes the model */
+                             config.json itself describes the model. Where it may have several,
+                             there is one of each. */
     bool flat;            /* without a text_config config.json itself does so, too */
     int32_t vocab, heads; /* 0: config.json has to say */
     int32_t max_position;
@@ -44,6 +45,7 @@ struct family {
     int32_t window_from; /* max_window_layers; 0: the key is not theirs */
     int32_t period;
     int32_t no_rope_interval; /* every so manieth layer does not turn; 0: the keys are not theirs */
+    bool query_beta;          /* the rotation says llama_4_scaling_beta */
     int32_t original;         /* original_max_position_embeddings; 0: max_position */
     double partial;           /* partial_rotary_factor, which may be less than 1; 0: may not */
     bool rotary_key;          /* rotary_dim is theirs, so many elements; a factor wins */
@@ -57,6 +59,8 @@ struct family {
 
 /* The one of this model_type, or the nearest, which differs in *distance letters. */
 const struct family *family_find(const char *model_type, int *distance);
+/* The one of the same model_type whose text_config has that one; NULL: there is none. */
+const struct family *family_inner(const struct family *f, const char *inner);
 /* All of them but those that are the texts of another one, for messages: "a, b or c". */
 void family_names(char *to, size_t size);
 

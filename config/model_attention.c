@@ -157,6 +157,10 @@ static void read_rotation(struct reader *r, const struct family *f, const struct
     rope->theta = reader_number(r, "rope_theta", 1, 1e12, rope->theta);
     read_partial(r, f, m);
     read_kind(r, f, outer, m, rope);
+    if (f->query_beta) {
+        rope->query_beta = reader_number(r, "llama_4_scaling_beta", 0, 1e3, NAN);
+        rope->original_max_position = original_length(r, f, outer, 1, -1);
+    }
     r->object = outer;
 }
 
@@ -212,6 +216,8 @@ static void read_rotations(struct reader *r, const struct family *f, struct mode
         reader_fail(r, old, "one rotation");
     else if (is_filled(scaling))
         read_rotation(r, f, scaling, old, m, &m->rope);
+    if (f->query_beta && !is_filled(parameters) && !is_filled(scaling))
+        reader_fail(r, key, "an object with llama_4_scaling_beta");
 }
 
 static void read_rope(struct reader *r, const struct family *f, struct model_config *m)

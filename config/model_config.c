@@ -549,7 +549,11 @@ static void read_config(struct reader *r, struct model_config *m)
         model_quant_read(r, m);
         if (!reader_enter(r, "text_config"))
             return;
-        if (jdoc_get_value(r->object, "model_type"))
+        const char *inner = reader_string(r, "model_type");
+        const struct family *of_text = inner ? family_inner(f, inner) : f;
+        if (of_text)
+            f = of_text;
+        else
             reader_expect(r, "model_type", f->inner);
         read_model(r, f, m);
         read_ends(r, m);

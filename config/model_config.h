@@ -22,6 +22,9 @@ struct rope_config {
      * context, whether in whole pairs, and what cosines and sines are multiplied with. */
     double beta_fast, beta_slow, attention_factor; /* the last: LONG's, too */
     int32_t truncate;
+    /* Queries are multiplied with 1 + this * ln(1 + floor(position / original_max_position)); 0: as
+     * they are. Ministral 3's llama_4_scaling_beta. */
+    double query_beta;
     double score_factor; /* but DEFAULT: what scores are multiplied with where there are latents */
     /* LONG (arXiv 2402.13753): by how much each pair is slowed, in contexts of up to the original
      * length and in longer ones. */
@@ -54,6 +57,7 @@ struct quant_config {
     enum dtype code;      /* F8_E4M3, I8, I4, U4 or F4_E2M1 */
     int32_t rows, cols;
     int32_t inverse;   /* X_scale_inv; what is multiplied with all the same */
+    int32_t either;    /* X_scale, or where there is none X_scale_inv */
     int32_t zero_more; /* GPTQ: zeros are stored less one, modulo 2^bits */
     int32_t left_out;  /* bit by enum role: linears that come as values all the same */
     int32_t widened;   /* integers and F4_E2M1 of a file: held as values, not as codes */

@@ -33,16 +33,17 @@ static void read_block(struct reader *r, const char *key, struct quant_config *q
     q->cols = (int32_t)size[1];
 }
 
-/* As DeepSeek and Qwen publish them: blocks with X_scale_inv, or one X_scale per tensor. */
+/* As DeepSeek and Qwen publish them: blocks with X_scale_inv; or one scale per tensor, which is
+ * X_scale_inv, too, where transformers wrote it (as Ministral 3 is published). */
 static void read_fp8(struct reader *r, struct quant_config *q)
 {
     const char *fmt = reader_string(r, "fmt");
     if (fmt && strcmp(fmt, "float8_e4m3fn") != 0) /* PyTorch's name, which MiniMax uses */
         reader_expect(r, "fmt", "e4m3");
-    if (!jdoc_get_value(r->object, "weight_block_size"))
-        return;
-    read_block(r, "weight_block_size", q);
-    q->inverse = true;
+    q->inverse = jdoc_get_value(r->object, "weight_block_size") != NULL;
+    q->either = !q->inverse;
+    if (q->inverse)
+        read_block(r, "weight_block_size", q);
 }
 
 /* The weights of compressed-tensors' float-quantized. */

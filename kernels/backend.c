@@ -472,6 +472,18 @@ out:
     return st;
 }
 
+enum status backend_scale_queries(struct backend *b, struct view qkv, const struct heads *h,
+                                  const int32_t *position, float beta, int32_t original,
+                                  struct err *err)
+{
+    const struct cview x = cview_of(qkv);
+    REQUIRE("scale_queries", is_heads(h) && is_result(x, x.rows, qkv_cols(h)), x, x);
+    REQUIRE("scale_queries", position != NULL || x.rows == 0, x, x);
+    REQUIRE("scale_queries", beta > 0 && original > 0, x, x);
+    b->ops->scale_queries(b, qkv, h, position, beta, original);
+    return OK;
+}
+
 enum status backend_rope_table(struct backend *b, struct view table, const int32_t *position,
                                const float *inv_freq, float scale, struct err *err)
 {

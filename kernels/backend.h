@@ -575,6 +575,9 @@ struct backend_ops {
                           const struct joint_norm *n, const struct heads *h);
     void (*joint_scale)(struct backend *b, struct view qkv, struct cview squares,
                         const struct joint_norm *n, const struct heads *h);
+    /* q of qkv, as of rope_kv, times numerics_query_scale of the row's position. */
+    void (*scale_queries)(struct backend *b, struct view qkv, const struct heads *h,
+                          const int32_t *position, float beta, int32_t original);
     /* table[t, E] = cos[E/2] then sin[E/2] of position[t] * inv_freq[i] (product rounded to fp32,
      * as transformers does), times scale. inv_freq fp32 [E/2]. */
     void (*rope_table)(struct backend *b, struct view table, const int32_t *position,
@@ -730,6 +733,9 @@ enum status backend_joint_squares(struct backend *b, struct view squares, struct
 enum status backend_joint_scale(struct backend *b, struct view qkv, struct cview squares,
                                 const struct joint_norm *n, const struct heads *h,
                                 struct err *err) MUST_USE;
+enum status backend_scale_queries(struct backend *b, struct view qkv, const struct heads *h,
+                                  const int32_t *position, float beta, int32_t original,
+                                  struct err *err) MUST_USE;
 enum status backend_rope_table(struct backend *b, struct view table, const int32_t *position,
                                const float *inv_freq, float scale, struct err *err) MUST_USE;
 enum status backend_rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *rules,

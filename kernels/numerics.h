@@ -173,6 +173,13 @@ NUMERICS_FN float numerics_softcap(float x, float cap)
     return cap * ((e - 1.0f) / (e + 1.0f));
 }
 
+/* What a query of this position is multiplied with, 1 + beta * ln(1 + floor(position / original)):
+ * Llama 4's (as transformers has it), so that attention stays as sharp over more positions. */
+NUMERICS_FN float numerics_query_scale(int32_t position, float beta, int32_t original)
+{
+    return 1.0f + beta * (float)log(1.0 + position / original);
+}
+
 /* Activations for weights of I8 and I4: x over a run of columns, of which max is the largest
  * magnitude, becomes codes -127 to 127, x * (127 / max) rounded to the nearest, ties to even, of
  * which each means code * (max / 127). A run below SMALL counts as zeros; one with a value that is

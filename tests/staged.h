@@ -335,6 +335,15 @@ static inline void staged_joint_scale(struct backend *b, struct view qkv, struct
     staged_end(s, qkv.data);
 }
 
+static inline void staged_scale_queries(struct backend *b, struct view qkv, const struct heads *h,
+                                        const int32_t *position, float beta, int32_t original)
+{
+    struct staged *s = staged_of(b);
+    s->inner->ops->scale_queries(s->inner, staged_view(s, qkv), h,
+                                 staged_in(s, position, (size_t)qkv.rows * 4), beta, original);
+    staged_end(s, qkv.data);
+}
+
 static inline void staged_rope_table(struct backend *b, struct view table, const int32_t *position,
                                      const float *inv_freq, float scale)
 {
@@ -692,6 +701,7 @@ static inline struct backend *staged_open(struct backend *inner)
     s->ops.add = staged_add;
     s->ops.joint_squares = staged_joint_squares;
     s->ops.joint_scale = staged_joint_scale;
+    s->ops.scale_queries = staged_scale_queries;
     s->ops.rope_table = staged_rope_table;
     s->ops.rope_kv = staged_rope_kv;
     s->ops.attend = staged_attend;

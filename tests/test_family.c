@@ -110,6 +110,25 @@ static void test_tied_texts(void **state)
             }
 }
 
+/* Ministral 3's rotation, alone and in the model that also sees. */
+static void test_query_beta(void **state)
+{
+    (void)state;
+    struct model_config m;
+#define GROWS(more) ",\"rope_parameters\":{\"type\":\"default\",\"rope_theta\":5e5," more "}"
+#define MINISTRAL GROWS("\"llama_4_scaling_beta\":0.1,\"original_max_position_embeddings\":16384")
+    ok_family("ministral3", MINISTRAL, &m);
+    assert_true(m.rope.query_beta == 0.1 && m.rope.original_max_position == 16384);
+    assert_true(m.max_position == 262144 && m.rope.theta == 5e5 && m.norm_eps == 1e-5f);
+    assert_true(m.head_dim == 128 && m.kv_heads == 8 && m.window == 0 && !m.tied);
+    ok_config("{\"model_type\":\"mistral3\",\"text_config\":{\"model_type\":\"ministral3\","
+              "\"hidden_size\":64,\"num_hidden_layers\":4,\"intermediate_size\":8" MINISTRAL "}}",
+              &m);
+    assert_true(m.rope.query_beta == 0.1 && m.vocab == 131072 && m.heads == 32);
+    ok_family("mistral", MINISTRAL, &m); /* whose class does not read it */
+    assert_true(m.rope.query_beta == 0);
+}
+
 static void refuses(const char *family, const char *more, const char *why)
 {
     struct model_config m;
@@ -159,6 +178,13 @@ static void test_refusals(void **state)
          "is 1409, expected a multiple of moe_intermediate_size, which is 1408"},
         {"qwen2_moe", ",\"use_sliding_window\":true", "use_sliding_window is true, expected false"},
         {"qwen2_moe", ",\"mlp_only_layers\":[0]", "layers without experts are not supported"},
+        {"ministral3", "", "rope_parameters is missing, expected an object with llama_4_scaling_b"},
+        {"ministral3", GROWS("\"original_max_position_embeddings\":16"),
+         "llama_4_scaling_beta is missing, expected a number"},
+        {"ministral3", GROWS("\"llama_4_scaling_beta\":-0.1"),
+         "llama_4_scaling_beta is -0.1, expected a number"},
+        {"ministral3", GROWS("\"llama_4_scaling_beta\":0.1"),
+         "original_max_position_embeddings is missing, expected an integer"},
         {"olmo2", ",\"attention_bias\":true", "expected false (biases in front of norms of q"},
         {"olmo2", ",\"sliding_window\":9", "sliding_window is 9, expected null"},
         {"olmo3", ",\"sliding_window\":null", "expected a number, since some layers slide"},
@@ -699,6 +725,7 @@ int main(void)
                                        cmocka_unit_test(test_recurrent_keys),
                                        cmocka_unit_test(test_plain_local_rotation),
                                        cmocka_unit_test(test_tied_texts),
+                                       cmocka_unit_test(test_query_beta),
                                        cmocka_unit_test(test_refusals),
                                        cmocka_unit_test(test_latent_refusals),
                                        cmocka_unit_test(test_recurrent_refusals),

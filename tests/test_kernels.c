@@ -561,6 +561,27 @@ static void softcap_case(struct backend *b, const void *arg, float *out)
     guarded_free(x, n);
 }
 
+/* Of positions before the first change, at it and far behind it; keys and values stay. */
+static void query_case(struct backend *b, const void *arg, float *out)
+{
+    const struct row_case *c = arg;
+    static const int32_t kv_of[3];
+    const struct heads h = {.heads = 3, .kv_heads = 1, .head_dim = c->cols, .kv_of = kv_of};
+    const size_t n = (size_t)c->rows * 5 * (size_t)c->cols;
+    float *x = generated(15, n);
+    int32_t position[40];
+    for (int32_t t = 0; t < c->rows; t++)
+        position[t] = t < 3 ? 15 + t : t * t * 1000;
+    memcpy(out, x, n * sizeof *x);
+    ok(backend_scale_queries(b, view_f32(out, c->rows, 5 * c->cols), &h, position, 0.1f, 16, &err));
+    for (int32_t t = 0; t < c->rows; t++) {
+        const size_t row = (size_t)t * 5 * (size_t)c->cols, end = row + 5 * (size_t)c->cols;
+        const size_t same = row + (t == 0 ? 0 : 3 * (size_t)c->cols);
+        assert_memory_equal(out + same, x + same, (end - same) * sizeof *x);
+    }
+    guarded_free(x, n);
+}
+
 static void test_rows(void **state UNUSED)
 {
     static const struct row_case cases[] = {{1, 1},   {1, 16},   {3, 17},    {5, 100}, {0, 8},
@@ -574,6 +595,10 @@ static void test_rows(void **state UNUSED)
         run_case("scale", scale_case, &cases[i], n, 0, 0);
         run_case("softcap", softcap_case, &cases[i], n, 4e-6, 1e-6);
     }
+    static const struct row_case heads[] = {{1, 2}, {5, 24}, {0, 8}, {40, 128}, {4, 130}};
+    for (size_t i = 0; i < ARRAY_LEN(heads); i++)
+        run_case("scale_queries", query_case, &heads[i],
+                 5 * (size_t)heads[i].rows * (size_t)heads[i].cols, 0, 4e-7);
 }
 
 static void sum_case(struct backend *b, const void *arg, float *out)

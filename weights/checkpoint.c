@@ -458,9 +458,10 @@ static enum status missing(const struct checkpoint *c, const char *name, struct 
 }
 
 /* Of codes whose name ends in one way, or begins that of the scales. */
-static void scale_name(char name[PLACEMENT_NAME_MAX], const struct local_weight *w,
-                       const struct tensor_slice *s)
+static void scale_name(char name[PLACEMENT_NAME_MAX], const struct checkpoint *c,
+                       const struct local_weight *w, const struct tensor_slice *s)
 {
+    static const char inverse[] = "_inv";
     const size_t n = strlen(s->tensor), end = sizeof MXFP4_CODES - 1;
     const bool blocks = mxfp4_is_source(w);
     CHECK(!blocks || base_ends_with(s->tensor, MXFP4_CODES));
@@ -469,7 +470,12 @@ static void scale_name(char name[PLACEMENT_NAME_MAX], const struct local_weight 
                  blocks             ? MXFP4_SCALES
                  : w->quant.inverse ? "_scale_inv"
                                     : "_scale");
-    CHECK(used > 0 && used < PLACEMENT_NAME_MAX);
+    CHECK(used > 0 && used + (int)sizeof inverse <= PLACEMENT_NAME_MAX);
+    if (!w->quant.either || checkpoint_find(c, name))
+        return;
+    memcpy(name + used, inverse, sizeof inverse);
+    if (!checkpoint_find(c, name))
+        name[used] = '\0';
 }
 
 /* [6, 192, 2, 16] */
@@ -515,7 +521,7 @@ enum status checkpoint_scale(const struct checkpoint *c, const struct local_weig
     const struct placement_box box = placement_scales(w, s);
     *part = (struct tensor_slice){.ndim = 2, .rows = box.rows, .cols = box.cols};
     placement_scales_shape(w, s, part->shape);
-    scale_name(part->tensor, w, s);
+    scale_name(part->tensor, c, w, s);
     const struct checkpoint_tensor *t = checkpoint_find(c, part->tensor);
     if (!t)
         return missing(c, part->tensor, err);

@@ -233,6 +233,7 @@ static bool is_in_layer(const struct model_config *m, const struct param *p, int
 static const char *const ignored[] = {"model.layers.*.self_attn.rotary_emb.inv_freq",
                                       "model.rotary_emb.inv_freq",
                                       "model.layers.*.*.*.input_scale",
+                                      "model.layers.*.*.*.activation_scale",
                                       "lm_head.weight",
                                       "vision_tower.**",
                                       "multi_modal_projector.**",

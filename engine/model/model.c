@@ -156,6 +156,7 @@ enum status model_open(const struct model_parts *parts, struct model **out, stru
     m->rows_max = parts->rows_max;
     m->places = parts->places;
     m->context = parts->context;
+    m->query_beta = m->context > cfg->rope.original_max_position ? (float)cfg->rope.query_beta : 0;
     const struct layout *l = parts->layout;
     m->heads = (struct heads){(int32_t)span_len(l->heads), (int32_t)span_len(l->kv_heads),
                               cfg->head_dim, NULL, cfg->latent.value};
@@ -388,6 +389,9 @@ static enum status attention_forward(struct model *m, const struct layer *l,
     TRY(parallel_linear(p, &qkv, gated ? parallel_used(p) : n, l->qkv, err));
     if (l->joint.heads > 0)
         TRY(parallel_joint_norm(p, qkv, &l->joint, &m->heads, err));
+    if (m->query_beta > 0)
+        TRY(backend_scale_queries(m->b, qkv, &m->heads, rows->position, m->query_beta,
+                                  m->config->rope.original_max_position, err));
     *attn = parallel_input(p, l->o);
     TRY(backend_rope_attend(m->b, *attn, qkv, &l->rules, rope, &m->heads, &l->attention, rows,
                             m->kv, l->kv.layer, err));

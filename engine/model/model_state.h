@@ -46,6 +46,7 @@ struct model {
     struct recurrent_heads recurrent; /* likewise */
     enum activation activation;       /* of the MLP's gate */
     int32_t rows_max, context, places;
+    float query_beta; /* the config's, 0 where no context gets so long that it matters */
     _Atomic uint64_t *progress;
 
     struct parallel_weight embed, head;

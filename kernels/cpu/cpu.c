@@ -96,12 +96,13 @@ static void cpu_parallel(struct backend *b, int64_t count, int64_t grain,
         .rmsnorm = rowops_rmsnorm, .add_rmsnorm = rowops_add_rmsnorm,                              \
         .square_sum = rowops_square_sum, .rms_scale = rowops_rms_scale, .add = rowops_add,         \
         .joint_squares = rowops_joint_squares, .joint_scale = rowops_joint_scale,                  \
-        .rope_table = rowops_rope_table, .rope_kv = attend_rope_kv, .attend = attend_run,          \
-        .delta_rule = recurrent_delta_rule, .gate = rowops_gate, .act_mul = rowops_act_mul,        \
-        .scale = rowops_scale, .softcap = rowops_softcap, .select = rowops_select,                 \
-        .copy = rowops_copy, .sum_tree = rowops_sum_tree, .sample = sample_run,                    \
-        .survey = elect_survey, .nominate = elect_nominate, .elect = elect_run,                    \
-        .logprobs = logprobs_run, .rope_attend = host_memory_rope_attend,                          \
+        .scale_queries = rowops_scale_queries, .rope_table = rowops_rope_table,                    \
+        .rope_kv = attend_rope_kv, .attend = attend_run, .delta_rule = recurrent_delta_rule,       \
+        .gate = rowops_gate, .act_mul = rowops_act_mul, .scale = rowops_scale,                     \
+        .softcap = rowops_softcap, .select = rowops_select, .copy = rowops_copy,                   \
+        .sum_tree = rowops_sum_tree, .sample = sample_run, .survey = elect_survey,                 \
+        .nominate = elect_nominate, .elect = elect_run, .logprobs = logprobs_run,                  \
+        .rope_attend = host_memory_rope_attend,                                                    \
     }
 
 struct variant {

@@ -258,6 +258,8 @@ void rowops_joint_scale(struct backend *b, struct view qkv, struct cview squares
                         const struct joint_norm *n, const struct heads *h);
 void rowops_latent(struct backend *b, struct view query, struct view qkv, struct cview a,
                    const struct latent_rules *rules);
+void rowops_scale_queries(struct backend *b, struct view qkv, const struct heads *h,
+                          const int32_t *position, float beta, int32_t original);
 void rowops_rope_table(struct backend *b, struct view table, const int32_t *position,
                        const float *inv_freq, float scale);
 void rowops_gate(struct backend *b, struct view y, struct cview x);

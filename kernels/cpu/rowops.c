@@ -456,6 +456,34 @@ void rowops_scale(struct backend *b, struct view y, struct cview x, float by)
     pool_run(cpu_of(b)->pool, (int64_t)y.rows * y.cols, grain(1), scale_elements, &j);
 }
 
+struct query_job {
+    struct view qkv;
+    int32_t cols; /* of queries */
+    const int32_t *position;
+    float beta;
+    int32_t original;
+};
+
+static void scale_query_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
+{
+    const struct query_job *j = arg;
+    (void)worker;
+    for (int64_t t = begin; t < end; t++) {
+        const float by = numerics_query_scale(j->position[t], j->beta, j->original);
+        float *q = (float *)j->qkv.data + (size_t)t * (size_t)j->qkv.cols;
+        for (int32_t i = 0; i < j->cols; i++)
+            q[i] *= by;
+    }
+}
+
+void rowops_scale_queries(struct backend *b, struct view qkv, const struct heads *h,
+                          const int32_t *position, float beta, int32_t original)
+{
+    struct query_job j = {qkv, h->heads * h->head_dim, position, beta, original};
+    CHECK(qkv.dtype == DTYPE_F32);
+    pool_run(cpu_of(b)->pool, qkv.rows, grain(j.cols), scale_query_rows, &j);
+}
+
 struct softcap_job {
     const struct cpu_isa *isa;
     float *x, cap;

@@ -262,7 +262,8 @@ static void kv_close(struct kv_cache *kv)
         .linear_out = LINEAR_OUT, .add_bias = rowops_add_bias, .expert_bias = rowops_expert_bias,  \
         .expert_bias_sum = rowops_expert_bias_sum, .rmsnorm = rowops_rmsnorm,                      \
         .add_rmsnorm = rowops_add_rmsnorm, .square_sum = rowops_square_sum,                        \
-        .rms_scale = rowops_rms_scale, .rope_table = rope_table, .add = rowops_add,                \
+        .rms_scale = rowops_rms_scale, .rope_table = rope_table,                                   \
+        .scale_queries = rope_scale_queries, .add = rowops_add,                                    \
         .joint_squares = rowops_joint_squares, .joint_scale = rowops_joint_scale,                  \
         .rope_kv = rope_kv, .attend = ATTEND, .rope_attend = attend_rope_run,                      \
         .delta_rule = delta_rule_run, .gate = act_gate, .act_mul = act_mul, .scale = rowops_scale, \

@@ -259,6 +259,8 @@ void act_mul(struct backend *b, struct view y, struct cview gu, enum activation 
 void act_gate(struct backend *b, struct view y, struct cview x);
 
 /* rope.cu */
+void rope_scale_queries(struct backend *b, struct view qkv, const struct heads *h,
+                        const int32_t *position, float beta, int32_t original);
 void rope_table(struct backend *b, struct view table, const int32_t *position,
                 const float *inv_freq, float scale);
 void rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *rules, struct cview table,

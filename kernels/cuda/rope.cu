@@ -37,6 +37,26 @@ void rope_table(struct backend *b, struct view table, const int32_t *position,
                      (float *)table.data, position, inv_freq, scale, table.cols / 2);
 }
 
+/* Block (row, head of q). */
+__global__ void scale_queries_kernel(struct elements qkv, const int32_t *position, float beta,
+                                     int32_t original, int32_t cols, int32_t dim)
+{
+    const int64_t x = (int64_t)blockIdx.x * cols + (int64_t)blockIdx.y * dim;
+    launch_release();
+    launch_wait();
+    const float by = numerics_query_scale(position[blockIdx.x], beta, original);
+    for (int32_t i = (int32_t)threadIdx.x; i < dim; i += (int32_t)blockDim.x)
+        put_element(qkv, x + i, get_elements<1>(qkv, x + i).e[0] * by);
+}
+
+void rope_scale_queries(struct backend *b, struct view qkv, const struct heads *h,
+                        const int32_t *position, float beta, int32_t original)
+{
+    if (qkv.rows > 0 && h->heads > 0)
+        LAUNCH_AHEAD(cuda_of(b), scale_queries_kernel, dim3((unsigned)qkv.rows, (unsigned)h->heads),
+                     THREADS, 0, elements_of(qkv), position, beta, original, qkv.cols, h->head_dim);
+}
+
 struct rope_args {
     struct elements qkv;
     struct qkv_rules rules;

@@ -399,6 +399,7 @@ const struct backend_ops ref_ops = {
     .add = add,
     .joint_squares = ref_joint_squares,
     .joint_scale = ref_joint_scale,
+    .scale_queries = ref_scale_queries,
     .rope_table = ref_rope_table,
     .rope_kv = ref_rope_kv,
     .attend = ref_attend,

@@ -18,6 +18,8 @@ void ref_joint_squares(struct backend *b, struct view squares, struct cview qkv,
                        const struct joint_norm *n, const struct heads *h);
 void ref_joint_scale(struct backend *b, struct view qkv, struct cview squares,
                      const struct joint_norm *n, const struct heads *h);
+void ref_scale_queries(struct backend *b, struct view qkv, const struct heads *h,
+                       const int32_t *position, float beta, int32_t original);
 void ref_rope_table(struct backend *b, struct view table, const int32_t *position,
                     const float *inv_freq, float scale);
 void ref_rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *rules,

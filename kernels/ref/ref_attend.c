@@ -97,6 +97,17 @@ void ref_joint_scale(struct backend *b, struct view qkv, struct cview squares,
     }
 }
 
+void ref_scale_queries(struct backend *b, struct view qkv, const struct heads *h,
+                       const int32_t *position, float beta, int32_t original)
+{
+    (void)b;
+    for (int32_t t = 0; t < qkv.rows; t++) {
+        const double steps = floor((double)position[t] / original);
+        for (int32_t i = 0; i < h->heads * h->head_dim; i++)
+            *ref_cell(qkv, t, i) *= (float)(1 + (double)beta * log(1 + steps));
+    }
+}
+
 void ref_rope_table(struct backend *b, struct view table, const int32_t *position,
                     const float *inv_freq, float scale)
 {

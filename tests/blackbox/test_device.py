@@ -232,6 +232,7 @@ EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 
     ("untied_mha_bf16", ("--quantization", "fp8")), ("gpt_oss_bf16", ()), ("gemma3_bf16", ()),
     ("qwen3_moe_bf16", ("--quantization", "int4")), ("olmo3_bf16", ()), ("glm4_moe_bf16", ()),
     ("phi3_bf16", ("--deterministic",)), ("deepseek_v3_bf16", ()), ("qwen3_5_bf16", ()),
+    ("ministral3_bf16", ()),
     ({"head_dim": 64}, ()), ({"head_dim": 128}, ("--quantization", "int8")),
     ({"head_dim": 128, "model_type": "qwen3"}, ("--kv-cache-dtype", "fp8")),
     ({"head_dim": 256, "model_type": "qwen3"}, ()),

@@ -80,6 +80,7 @@ FORMS = {
     "channel, scales in a list": (fp8.CHANNEL, CHANNEL, "_scale", lambda shape: shape[:1]),
     "block": (fp8.BLOCK, BLOCK, "_scale_inv", None),
     "tensor": (fp8.TENSOR, TENSOR, "_scale", lambda shape: ()),
+    "tensor, as transformers writes it": (fp8.TENSOR, TENSOR, "_scale_inv", lambda shape: ()),
     "tensor, one in a list": (fp8.TENSOR, TENSOR, "_scale", lambda shape: (1,)),
 }
 
@@ -144,8 +145,8 @@ def test_compressed_block_and_other_scale_types(serve, tmp_path):
             values = values.astype(numpy.float32) * fp8.spread(scales, values.shape, BLOCK)
         same[name] = values.astype(numpy.float32)
     plain = fp8.write(tmp_path / "plain", same, checkpoint.DEMO, dtype="float32")
-    inputs = {name.replace("weight", "input_scale"): numpy.float32([1.5])
-              for name in same if fp8.is_linear(name)}
+    inputs = {name.replace("weight", f"{what}_scale"): numpy.float32([1.5])
+              for name in same if fp8.is_linear(name) for what in ("input", "activation")}
     fp8.write(model, {**tensors, **inputs}, model)
     server = serve(model, "-tp", 2, *FLOAT)
     assert outcome(server) == outcome(serve(plain))

@@ -76,6 +76,17 @@ DEEPSEEK_V3 = {
     "topk_group": 2,
     "topk_method": "noaux_tc",
 }
+MINISTRAL_YARN = {  # Ministral 3's, as far
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "factor": 16.0,
+    "llama_4_scaling_beta": 0.1,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 16,
+    "rope_type": "yarn",
+    "type": "yarn",
+}
 MXFP4 = {
     "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router",
                                "model.embed_tokens", "lm_head"],
@@ -157,6 +168,13 @@ SPECS = (
     # As in Mistral Nemo files: head_dim is not hidden / heads; a window longer than the context.
     Spec("mistral_f32", 4, "float32", tied=False, vocab=211, hidden=64, layers=2, heads=4,
          kv_heads=2, mlp=112, head_dim=24, family="Mistral", extra={"sliding_window": 4096}),
+    # As Ministral 3's files: YaRN, and queries that grow with their positions.
+    Spec("ministral3_f32", 10, "float32", tied=True, vocab=229, hidden=64, layers=2, heads=6,
+         kv_heads=2, mlp=97, head_dim=16, rope_theta=1000000.0, scaling=MINISTRAL_YARN,
+         family="Ministral3", extra={"sliding_window": None}),
+    Spec("ministral3_bf16", 4, "bfloat16", tied=False, vocab=283, hidden=80, layers=2, heads=5,
+         kv_heads=1, mlp=112, head_dim=24, rope_theta=1000000.0,
+         scaling={**MINISTRAL_YARN, "llama_4_scaling_beta": 0.5}, family="Ministral3"),
     # As in Qwen2.5 files of small models: no head_dim, a window that is off; seven query heads.
     Spec("qwen2_gqa_bf16", 19, "bfloat16", tied=True, vocab=307, hidden=84, layers=2, heads=7,
          kv_heads=1, mlp=149, head_dim=12, dialect="old", rope_theta=1000000.0, omit=("head_dim",),

@@ -38,8 +38,8 @@ GEMMA = ("gemma", "gemma2", "gemma3_text")
 GLM = ("glm", "glm4")
 HALVES = (*GLM, "glm4_moe")  # whose heads turn by half, if nothing else is said
 OLMO = ("olmo2", "olmo3", "olmoe")
-PLAIN = ("ernie4_5", *GLM, "granite", "llama", "mistral", "olmo2", "olmo3", "phi3", "qwen2",
-         "qwen3", "seed_oss", "smollm3")
+PLAIN = ("ernie4_5", *GLM, "granite", "llama", "ministral3", "mistral", "olmo2", "olmo3", "phi3",
+         "qwen2", "qwen3", "seed_oss", "smollm3")
 LATENTS = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite")
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss", "olmoe", "minimax_m2",
             *recurrent_numpy.MIXTURES, *LATENTS)
@@ -234,12 +234,13 @@ def turns_of(raw):
 def windows_of(raw):
     """Of each layer, how many of the latest positions it sees; 0: all."""
     kind, layers = raw["model_type"], range(raw["num_hidden_layers"])
-    window = raw.get("sliding_window", None if kind in ("mixtral", "phi3", "smollm3") else
-                     128 if kind == "gpt_oss" else 4096) or 0
+    unsaid = None if kind in ("ministral3", "mixtral", "phi3", "smollm3") else \
+        128 if kind == "gpt_oss" else 4096
+    window = raw.get("sliding_window", unsaid) or 0
     may_slide = "qwen" not in kind and kind != "smollm3" or raw.get("use_sliding_window")
     if kind in (*NO_WINDOWS, *RECURRENT) or not may_slide:
         window = 0
-    if kind in ("mistral", "mixtral", "phi3", "qwen3_moe"):
+    if kind in ("ministral3", "mistral", "mixtral", "phi3", "qwen3_moe"):
         slides = [True for _ in layers]
     elif raw.get("layer_types"):
         slides = [given == "sliding_attention" for given in raw["layer_types"]]
@@ -458,6 +459,15 @@ def rotation_scale(config):
     return scale(1)
 
 
+def query_scale(config, count):
+    """What queries of positions are multiplied with: Ministral 3's, which Llama 4 has, too."""
+    beta = config.scaling.get("llama_4_scaling_beta", 0.0)
+    if not beta:
+        return np.ones(count)
+    original = config.scaling["original_max_position_embeddings"]
+    return 1 + beta * np.log(1 + np.arange(count) // original)
+
+
 def rms_norm(x, weight, eps):
     return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight
 
@@ -614,6 +624,7 @@ def layer(config, weights, prefix, x, rotation, window, stored, met):
             q, k, v = (one.reshape(len(x), -1, config.head_dim) for one in (q, k, v))
         if rotation:
             q, k = (rotate(one, *rotation, config.interleaved) for one in (q, k))
+        q = q * query_scale(config, len(x))[:, None, None]
         if config.latent:
             k[..., :config.latent.turns] = stored(k[..., :config.latent.turns])
         else:
