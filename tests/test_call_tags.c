@@ -265,6 +265,46 @@ static void test_readable_again(void **state)
     answer_close(a);
 }
 
+/* Behind the last tag of what is no call another one is found, and new lines before that are none
+ * of the content, however much of the text had come by then. */
+static void test_call_behind(void **state)
+{
+    static const struct {
+        enum answer_calls calls;
+        const char *before;
+        size_t many;
+        char fill;
+        const char *after;
+        size_t content;
+    } cases[] = {
+        {GLM, "<tool_call>f<arg_key>k\n<tool_call>g</tool_call>", 1100, 'k', "", 1122},
+        {GLM, "<tool_call>f<arg_key>k\n<tool_call>g</tool_call>", 1100, 'k', "</arg_key>", 1132},
+        {GLM, "<tool_call>f<arg_key>k\n<tool_call>g</tool_call>", 1, '\0', "</arg_key>", 33},
+        {CODER, "<tool_call><function=f>", 300, '\n', "<tool_call><function=g></function>", 67},
+        {CODER, "<tool_call><function=f>a\n", 300, '\n', "<tool_call><function=g></function>", 69},
+    };
+    char text[2048];
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        const size_t before = strlen(cases[i].before), after = strlen(cases[i].after);
+        const size_t n = before + cases[i].many + after;
+        memcpy(text, cases[i].before, before);
+        memset(text + before, cases[i].fill, cases[i].many);
+        memcpy(text + n - after, cases[i].after, after);
+        for (size_t size = 1; size <= n; size += size < 40 || size == n ? 1 : n - size) {
+            struct answer *a = open_form(cases[i].calls);
+            for (size_t at = 0; at < n; at += size)
+                answer_push(a, text + at, size < n - at ? size : n - at);
+            answer_finish(a, true);
+            assert_int_equal(answer_call_count(a), 1);
+            assert_int_equal(answer_call(a, 0).name_len, 1);
+            assert_int_equal(*answer_call(a, 0).name, 'g');
+            assert_int_equal(answer_content(a)->len, cases[i].content);
+            answer_close(a);
+        }
+    }
+}
+
 static void test_types(void **state)
 {
     static const char tools[] =
@@ -304,7 +344,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_examples), cmocka_unit_test(test_cut_off),
         cmocka_unit_test(test_linear),   cmocka_unit_test(test_readable_again),
-        cmocka_unit_test(test_types),
+        cmocka_unit_test(test_types),    cmocka_unit_test(test_call_behind),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,7 @@
 /* DESIGN: each byte is looked at once, whatever pieces the text comes in: a search goes on where it
- * ended, less the length of what it looks for. Members go to the object as they become whole. */
+ * ended, less the length of what it looks for. Members go to the object as they become whole. What
+ * turns out to be no call is text again from behind its last tag on, because another call may begin
+ * there. That is never far back, since only values are long, and those are no reason to give up. */
 #include "server/answer/call_tags.h"
 
 #include "server/answer/call_types.h"
@@ -74,18 +76,20 @@ static bool go_on(struct call_tags_reader *r, enum call_tags_state state, size_t
     return true;
 }
 
-/* Where the mark is, from r->at on; NO: in so many more bytes from r->begin on, or PERHAPS. */
+/* Where the mark is, from r->at on. NO: it begins in none of so many bytes from r->begin on, and no
+ * more of the text than that is looked at. */
 static enum mark_match find(struct call_tags_reader *r, const char *mark, size_t most,
                             const char *text, size_t n, size_t *found)
 {
-    const size_t len = strlen(mark);
-    const char *p = memmem(text + r->at, n - r->at, mark, len);
+    const size_t len = strlen(mark), rest = n - r->begin;
+    const size_t end = rest > len && rest - len > most ? r->begin + most + len : n;
+    const char *p = memmem(text + r->at, end - r->at, mark, len);
     if (p) {
         *found = (size_t)(p - text);
-        return *found - r->begin <= most ? MARK_YES : MARK_NO;
+        return MARK_YES;
     }
-    if (n - r->at >= len)
-        r->at = n - len + 1;
+    if (end - r->at >= len)
+        r->at = end - len + 1;
     return r->at - r->begin <= most ? MARK_PERHAPS : MARK_NO;
 }
 
@@ -209,5 +213,7 @@ enum mark_match call_tags_read(struct call_tags_reader *r, const struct call_tag
         m = read_next(r, t, text, n);
     if (m == MARK_YES)
         buf_puts(&r->arguments, r->arguments.len == 0 ? "{}" : "}");
+    if (m == MARK_NO)
+        r->at = r->begin; /* how far the search has come depends on the pieces */
     return m;
 }

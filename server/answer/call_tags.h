@@ -72,7 +72,8 @@ struct call_tags_text {
 };
 
 /* text: from behind what opens the call on, n bytes of it so far. YES: it has r->at bytes. NO: it
- * is no call, as r->at bytes of it show. PERHAPS: more has to come. */
+ * is no call, and r->at is behind its last tag, whatever pieces it came in. PERHAPS: more has to
+ * come. */
 enum mark_match call_tags_read(struct call_tags_reader *r, const struct call_tags_text *t,
                                const char *text, size_t n);
 
