@@ -92,7 +92,9 @@ static const json_t *node(const struct jdoc *v)
     return (const json_t *)(const void *)v;
 }
 
-/* Walks strings so that brackets inside them do not count. */
+/* Walks strings so that brackets inside them do not count. A NUL behind a number or a word is
+ * refused here, because jansson, which puts that byte back, then takes it for the end of what it
+ * has buffered and drops it. */
 static enum status scan(const char *text, size_t n, const struct jdoc_limits *limits,
                         const char *where, struct err *err)
 {
@@ -112,6 +114,8 @@ static enum status scan(const char *text, size_t n, const struct jdoc_limits *li
             in_string = true;
             continue;
         }
+        if (c == '\0')
+            return base_fail(err, ERR_INPUT, "%s: a NUL byte between JSON tokens", where);
         if (c == '[' || c == '{')
             depth++;
         else if (c == ']' || c == '}')

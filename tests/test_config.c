@@ -426,6 +426,32 @@ static void test_json_strict(void **state)
     assert_null(doc);
 }
 
+/* jansson alone drops a NUL behind a number or a word. */
+static void test_json_nul_between_tokens(void **state)
+{
+    static const struct {
+        const char *text;
+        size_t n;
+    } cases[] = {
+        {"1\0", 2},       {"[1\0]", 4},           {"[1\0\0,2]", 7},          {"1.5e3\0", 6},
+        {"[true\0]", 7},  {"{\"a\":null\0}", 11}, {"{\"a\\\"b\":-0\0}", 12}, {"\0 1", 3},
+        {"[\"a\"\0]", 6},
+    };
+    static const struct jdoc_limits *const limits[] = {&jdoc_limits_request, &jdoc_limits_call,
+                                                       &jdoc_limits_config, &jdoc_limits_file,
+                                                       &jdoc_limits_tokenizer};
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(cases) * ARRAY_LEN(limits); i++) {
+        const size_t k = i / ARRAY_LEN(limits);
+        struct err err = {""};
+        struct jdoc *doc = NULL;
+        if (jdoc_parse(cases[k].text, cases[k].n, limits[i % ARRAY_LEN(limits)], "where", &doc,
+                       &err) != ERR_INPUT)
+            fail_msg("case %zu: accepted", k);
+        assert_contains(err.text, "where: a NUL byte between JSON tokens");
+    }
+}
+
 static void test_json_nul(void **state)
 {
     (void)state;
@@ -508,14 +534,23 @@ static void test_json_access(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_arithmetic),  cmocka_unit_test(test_edit_distance),
-        cmocka_unit_test(test_ends_with),   cmocka_unit_test(test_human_bytes),
-        cmocka_unit_test(test_hash),        cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_round_trips), cmocka_unit_test(test_rounding),
-        cmocka_unit_test(test_dtype_names), cmocka_unit_test(test_buf_bounds),
-        cmocka_unit_test(test_buf_take),    cmocka_unit_test(test_buf_json),
-        cmocka_unit_test(test_json_limits), cmocka_unit_test(test_json_strict),
-        cmocka_unit_test(test_json_nul),    cmocka_unit_test(test_json_big),
+        cmocka_unit_test(test_arithmetic),
+        cmocka_unit_test(test_edit_distance),
+        cmocka_unit_test(test_ends_with),
+        cmocka_unit_test(test_human_bytes),
+        cmocka_unit_test(test_hash),
+        cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_round_trips),
+        cmocka_unit_test(test_rounding),
+        cmocka_unit_test(test_dtype_names),
+        cmocka_unit_test(test_buf_bounds),
+        cmocka_unit_test(test_buf_take),
+        cmocka_unit_test(test_buf_json),
+        cmocka_unit_test(test_json_limits),
+        cmocka_unit_test(test_json_strict),
+        cmocka_unit_test(test_json_nul_between_tokens),
+        cmocka_unit_test(test_json_nul),
+        cmocka_unit_test(test_json_big),
         cmocka_unit_test(test_json_access),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
