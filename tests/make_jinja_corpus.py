@@ -28,6 +28,7 @@ def seeds():
         yield f"good{i // PER_FILE:02}", "".join(good[i:i + PER_FILE])
     for i, template in enumerate([t for t in small if not renders(t)][::8]):
         yield f"bad{i:02}", template
+    yield "formatting", "{{ s % 'x' }}"  # seen while it is rendered: s is no literal
 
 
 def main():
