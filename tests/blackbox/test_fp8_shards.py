@@ -22,6 +22,7 @@ FORMS = {
     "list": (fp8.CHANNEL, (1, 0), "_scale", lambda shape: shape[:1]),
     "block": ({**fp8.BLOCK, "weight_block_size": list(STRADDLING)}, STRADDLING, "_scale_inv", None),
     "tensor": (fp8.TENSOR, (0, 0), "_scale", lambda shape: ()),
+    "tensor as transformers has it": (fp8.TENSOR, (0, 0), "_scale_inv", lambda shape: ()),
     "tensor in a list": (fp8.TENSOR, (0, 0), "_scale", lambda shape: (1,)),
 }
 
