@@ -31,7 +31,7 @@ enum status {
 
 /* One line: what, where, got, wanted, what to do. Always NUL-terminated. */
 struct err {
-    char text[480];
+    char text[640];
 };
 
 #define MUST_USE __attribute__((warn_unused_result))

@@ -51,8 +51,26 @@
 
 #define MINISTRAL3                                                                                 \
     .vocab = 131072, .heads = 32, .max_position = 262144, .reaches = true, .kv_heads = 8,          \
-    .head_dim = 128, .theta = 1e6, .norm_eps = 1e-5, .window = FAMILY_NO_WINDOW,                   \
-    .query_beta = true
+    .head_dim = 128, .norm_eps = 1e-5, .window = FAMILY_NO_WINDOW, .query_beta = true
+
+#define EXAONE4                                                                                    \
+    .vocab = 102400, .heads = 32, .max_position = 2048, .kv_heads = 32, .norm_eps = 1e-5,          \
+    .head_norm = true, .window = 4096, .period = 4, .window_turns = true
+
+#define MISTRAL4                                                                                   \
+    .vocab = 131072, .heads = 32, .max_position = 1048576, .reaches = true, .interleaved = true,   \
+    .interleaved_key = "rope_interleave", .latent = {1024, 256, 64, 64, 128, 1e-6f},               \
+    .query_beta = true,                                                                            \
+    .mixture = {.kind = MIXTURE_GLM,                                                               \
+                .experts = 128,                                                                    \
+                .chosen = 4,                                                                       \
+                .among = true,                                                                     \
+                .shared = 1,                                                                       \
+                .scale = 1,                                                                        \
+                .softmax = true,                                                                   \
+                .corrections = CORRECTIONS_NONE,                                                   \
+                .dense_mlp = 12288},                                                               \
+    .expert_mlp = 2048
 
 #define QWEN2_VL                                                                                   \
     .flat = true, .max_position = 32768, .kv_heads = 8, .theta = 1e6, .norm_eps = 1e-5,            \
@@ -67,7 +85,9 @@ static const struct family families[] = {
      .kv_heads = 8,
      .window = 4096},
     {.model_type = "mistral3", .inner = "ministral3", MINISTRAL3},
+    {.model_type = "mistral3", .inner = "mistral4", MISTRAL4},
     {.model_type = "ministral3", MINISTRAL3},
+    {.model_type = "mistral4", MISTRAL4},
     {.model_type = "mixtral",
      .max_position = 131072,
      .kv_heads = 8,
@@ -75,6 +95,13 @@ static const struct family families[] = {
      .theta = 1e6,
      .norm_eps = 1e-5,
      .mixture = {.kind = MIXTURE_MIXTRAL, .experts = 8, .chosen = 2, .among = true}},
+    {.model_type = "iquestcoder",
+     .vocab = 76800,
+     .heads = 40,
+     .max_position = 131072,
+     .kv_heads = 8,
+     .head_dim = 128,
+     .norm_eps = 1e-5},
     {.model_type = "smollm3",
      .max_position = 32768,
      .kv_heads = 4,
@@ -102,6 +129,41 @@ static const struct family families[] = {
      .theta = 5e5,
      .norm_eps = 1e-5,
      .interleaved = true},
+    {.model_type = "ernie4_5_moe",
+     .vocab = 103424,
+     .heads = 20,
+     .max_position = 131072,
+     .kv_heads = 4,
+     .tied = true,
+     .theta = 5e5,
+     .norm_eps = 1e-5,
+     .interleaved = true,
+     .mixture = {.kind = MIXTURE_GLM,
+                 .experts = 64,
+                 .chosen = 6,
+                 .among = true,
+                 .shared = 2,
+                 .scale = 1,
+                 .softmax = true,
+                 .corrections = CORRECTIONS_STATICS,
+                 .dense = 1,
+                 .dense_mlp = 12288},
+     .keys = {"moe_num_experts", "moe_k", "moe_num_shared_experts", "moe_layer_start_index"},
+     .expert_mlp = 1536},
+    {.model_type = "exaone4", .post_norms = POST_NORMS_OLMO, EXAONE4},
+    {.model_type = "exaone_moe",
+     EXAONE4,
+     .mixture = {.kind = MIXTURE_GLM,
+                 .experts = 64,
+                 .chosen = 8,
+                 .among = true,
+                 .shared = 1,
+                 .scale = 2.5f,
+                 .corrections = CORRECTIONS_MLP,
+                 .dense = 1,
+                 .dense_mlp = 16384},
+     .keys = {.experts = "num_experts", .shared = "num_shared_experts"},
+     .expert_mlp = 1024},
     {.model_type = "glm", GLM},
     {.model_type = "glm4", .post_norms = POST_NORMS_GLM4, GLM},
     {.model_type = "granite",
@@ -214,6 +276,37 @@ static const struct family families[] = {
                  .dense = 1,
                  .dense_mlp = 10944},
      .expert_mlp = 1408},
+    {.model_type = "solar_open",
+     .vocab = 196608,
+     .heads = 64,
+     .max_position = 131072,
+     .kv_heads = 8,
+     .head_dim = 128,
+     .theta = 1e6,
+     .norm_eps = 1e-5,
+     .mixture = {.kind = MIXTURE_GLM,
+                 .experts = 128,
+                 .chosen = 8,
+                 .among = true,
+                 .shared = 1,
+                 .scale = 1,
+                 .dense_mlp = 1280},
+     .expert_mlp = 1280},
+    {.model_type = "dots1",
+     .vocab = 152064,
+     .heads = 32,
+     .max_position = 2048,
+     .kv_heads = 32,
+     .window = 4096,
+     .window_from = 62,
+     .head_norm = true,
+     .mixture = {.kind = MIXTURE_GLM,
+                 .experts = -1,
+                 .chosen = -1,
+                 .shared = -1,
+                 .scale = 1,
+                 .dense_mlp = 10944},
+     .expert_mlp = 1408},
     {.model_type = "glm4_moe_lite",
      .vocab = 154880,
      .heads = 20,
@@ -243,11 +336,20 @@ static const struct family families[] = {
                  .shared = 2,
                  .scale = 1,
                  .softmax = true,
+                 .corrections = CORRECTIONS_NONE,
                  .dense_mlp = 11008},
      .expert_mlp = 1407},
     {.model_type = "deepseek_v3", DEEPSEEK_V3},
     {.model_type = "kimi_k2", DEEPSEEK_V3}, /* a name of its own, and the same class */
-    {.model_type = "gpt_oss",               /* published without a type, in bf16 */
+    {.model_type = "youtu",
+     .vocab = 128256,
+     .heads = 16,
+     .max_position = 131072,
+     .tied = true,
+     .interleaved = true,
+     .interleaved_key = "rope_interleave",
+     .latent = {1536, 512, 64, 128, 128, 1e-6f}},
+    {.model_type = "gpt_oss", /* published without a type, in bf16 */
      .dtype = DTYPE_BF16,
      .vocab = 201088,
      .heads = 64,
@@ -327,4 +429,13 @@ void family_names(char *to, size_t size)
                                   : i + 1 < ARRAY_LEN(families) ? ", "
                                                                 : " or ",
                                   families[i].model_type);
+}
+
+void family_inner_names(const struct family *f, char *to, size_t size)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < ARRAY_LEN(families) && n < size; i++)
+        if (strcmp(families[i].model_type, f->model_type) == 0)
+            n += (size_t)snprintf(to + n, size - n, "%s\"%s\"", n > 0 ? " or " : "",
+                                  families[i].inner);
 }

@@ -7,6 +7,14 @@
 
 #define FAMILY_NO_WINDOW (-1)
 
+/* What a mixture's numbers are called; NULL: as DeepSeek has it. */
+struct mixture_keys {
+    const char *experts; /* n_routed_experts */
+    const char *chosen;  /* num_experts_per_tok */
+    const char *shared;  /* n_shared_experts; under another name there may be none */
+    const char *dense;   /* first_k_dense_replace */
+};
+
 struct family {
     const char *model_type;
     const char *inner;    /* the text_config of a model that also sees has this model_type; NULL:
@@ -28,7 +36,8 @@ struct family {
     enum post_norms post_norms;
     double theta, norm_eps;        /* 0: 10000 and 1e-6 */
     enum dtype dtype;              /* of a config.json that says none; F32 is transformers' */
-    struct mixture_config mixture; /* chosen -1: config.json has to say */
+    struct mixture_config mixture; /* chosen, shared -1: config.json has to say */
+    struct mixture_keys keys;
     struct latent_config latent;
     const char *interleaved_key; /* what says whether they are that; NULL: nothing does */
     int32_t expert_mlp; /* moe_intermediate_size; 0: intermediate_size is that of experts */
@@ -45,6 +54,7 @@ struct family {
     int32_t window_from; /* max_window_layers; 0: the key is not theirs */
     int32_t period;
     int32_t no_rope_interval; /* every so manieth layer does not turn; 0: the keys are not theirs */
+    bool window_turns;        /* with a window only layers that slide turn */
     bool query_beta;          /* the rotation says llama_4_scaling_beta */
     int32_t original;         /* original_max_position_embeddings; 0: max_position */
     double partial;           /* partial_rotary_factor, which may be less than 1; 0: may not */
@@ -61,7 +71,10 @@ struct family {
 const struct family *family_find(const char *model_type, int *distance);
 /* The one of the same model_type whose text_config has that one; NULL: there is none. */
 const struct family *family_inner(const struct family *f, const char *inner);
+#define FAMILY_NAMES_MAX 512
 /* All of them but those that are the texts of another one, for messages: "a, b or c". */
 void family_names(char *to, size_t size);
+/* The text_configs that one of this model_type may have: "\"a\" or \"b\"". */
+void family_inner_names(const struct family *f, char *to, size_t size);
 
 #endif

@@ -105,7 +105,9 @@ static void read_kind(struct reader *r, const struct family *f, const struct jdo
     if (!kind || strcmp(kind, "default") == 0 || (f->sections && strcmp(kind, "mrope") == 0))
         return;
     const double all = reader_number(r, "mscale_all_dim", 0, 1e6, 0);
-    const double mscale = m->latent.value > 0 && all > 0
+    /* Mistral 4 stretches without it: Mistral's own format says apply_scale false, and vLLM and
+     * SGLang measured what it costs otherwise; transformers from July 2026 on multiplies. */
+    const double mscale = m->latent.value > 0 && all > 0 && !f->query_beta
                               ? yarn_scale(reader_number(r, "factor", 1, 1e6, NAN), all)
                               : 1;
     rope->score_factor = mscale * mscale;
@@ -129,19 +131,34 @@ static void read_kind(struct reader *r, const struct family *f, const struct jdo
     }
 }
 
-/* Wherever partial_rotary_factor is. */
+/* Wherever partial_rotary_factor is. Mistral 4 says what part of a query turns that way, too. */
 static void read_partial(struct reader *r, const struct family *f, struct model_config *m)
 {
     const struct jdoc *v = jdoc_get_value(r->object, "partial_rotary_factor");
     const double part = v ? jdoc_number(v) : 1;
+    const bool known =
+        m->latent.value > 0 && model_config_query_dim(m) * part == (double)m->latent.turns;
     if (v && f->partial > 0 && part > 0 && part <= 1)
         m->rotary_dim = (int32_t)(m->head_dim * part);
+    else if (known)
+        m->rotary_dim = m->latent.turns;
     else if (v && part != 1)
         reader_fail(r, "partial_rotary_factor",
                     f->partial > 0 ? "a number above 0, to 1" : "1 (others are not supported)");
     if (m->rotary_dim < 2 || m->rotary_dim % 2 != 0)
         reader_fail(r, !v && f->rotary_key ? "rotary_dim" : "partial_rotary_factor",
                     "one by which an even number of elements turns");
+}
+
+/* How queries grow. The length is the rotation's own, where that has one: only for such kinds
+ * transformers takes what stands beside it. */
+static void read_growth(struct reader *r, const struct family *f, const struct jdoc *outer,
+                        struct rope_config *rope)
+{
+    const bool own = rope->kind == ROPE_DEFAULT || rope->kind == ROPE_LINEAR;
+    const int32_t known = rope->original_max_position > 0 ? rope->original_max_position : -1;
+    rope->query_beta = reader_number(r, "llama_4_scaling_beta", 0, 1e3, NAN);
+    rope->original_max_position = original_length(r, f, own ? r->object : outer, 1, known);
 }
 
 /* The members of one rotation; what they leave out stays. */
@@ -157,10 +174,8 @@ static void read_rotation(struct reader *r, const struct family *f, const struct
     rope->theta = reader_number(r, "rope_theta", 1, 1e12, rope->theta);
     read_partial(r, f, m);
     read_kind(r, f, outer, m, rope);
-    if (f->query_beta) {
-        rope->query_beta = reader_number(r, "llama_4_scaling_beta", 0, 1e3, NAN);
-        rope->original_max_position = original_length(r, f, outer, 1, -1);
-    }
+    if (f->query_beta)
+        read_growth(r, f, outer, rope);
     r->object = outer;
 }
 
@@ -303,6 +318,9 @@ static void read_window(struct reader *r, const struct family *f, struct model_c
         m->window = 0;
     if (m->window == 0)
         memset(m->slides, 0, sizeof m->slides);
+    for (int32_t i = 0; i < m->layers && f->window_turns && !none; i++)
+        if (!model_config_slides(m, i))
+            reader_set_layer(m->no_rope, i);
 }
 
 /* ---- scores ---- */
@@ -310,8 +328,7 @@ static void read_window(struct reader *r, const struct family *f, struct model_c
 /* null is no cap, and not the family's. */
 static float read_cap(struct reader *r, const char *key, double fallback)
 {
-    const bool null = jdoc_get(r->object, key) && !jdoc_get_value(r->object, key);
-    return (float)reader_number(r, key, 1e-3, 1e3, null ? 0 : fallback);
+    return (float)reader_number(r, key, 1e-3, 1e3, reader_is_null(r, key) ? 0 : fallback);
 }
 
 static void read_scores(struct reader *r, const struct family *f, struct model_config *m)

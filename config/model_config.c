@@ -6,6 +6,7 @@
 #include "config/file.h"
 #include "config/lora_config.h"
 #include "config/model_attention.h"
+#include "config/model_mixture.h"
 #include "config/model_quant.h"
 #include "config/model_recurrent.h"
 #include "config/reader.h"
@@ -116,235 +117,6 @@ static void read_biases(struct reader *r, const struct family *f, struct model_c
         reader_fail(r, "use_bias", "false (biases of all linears are not supported)");
 }
 
-/* ---- mixtures of experts ---- */
-
-/* Some layers may be without experts; we compute only models in which none is. */
-static void expect_all_layers(struct reader *r)
-{
-    const struct jdoc *none = jdoc_get_value(r->object, "mlp_only_layers");
-    if (none && (jdoc_type(none) != JDOC_ARRAY || jdoc_size(none) > 0))
-        reader_fail(r, "mlp_only_layers",
-                    "an empty list (layers without experts are not supported)");
-    if (reader_int(r, "decoder_sparse_step", 0, 1 << 20, 1) != 1)
-        reader_fail(r, "decoder_sparse_step", "1 (layers without experts are not supported)");
-}
-
-#define GPT_OSS_COLUMNS_MAX (1 << 28) /* their biases are one vector */
-
-/* What its experts compute beside their products (numerics_swiglu), and that they come as MXFP4. */
-static void expect_gpt_oss(struct reader *r, const struct model_config *m)
-{
-    const struct mixture_config *x = &m->mixture;
-    if (reader_number(r, "swiglu_limit", 0, 1e6, 7) != 7)
-        reader_fail(r, "swiglu_limit", "7");
-    if (reader_number(r, "swiglu_alpha", 0, 1e6, 1.702) != 1.702)
-        reader_fail(r, "swiglu_alpha", "1.702");
-    if (!jdoc_get_value(r->object, "quantization_config"))
-        reader_fail(r, "quantization_config",
-                    "quant_method \"mxfp4\" (experts in other types are "
-                    "not supported)");
-    if (x->experts * (int64_t)m->mlp > GPT_OSS_COLUMNS_MAX)
-        reader_fail(r, "intermediate_size", "at most 268435456 of all experts together");
-    if (!jdoc_get_value(r->object, "rope_scaling") && !jdoc_get_value(r->object, "rope_parameters"))
-        reader_fail(r, "rope_scaling", "an object");
-}
-
-/* The shared expert of Qwen2's is as many as are as wide as the others. */
-static void read_shared_width(struct reader *r, const struct family *f,
-                              const struct model_config *m, struct mixture_config *x)
-{
-    const int32_t width =
-        reader_int(r, "shared_expert_intermediate_size", 1, 1 << 20, f->shared_mlp);
-    char wanted[80];
-    snprintf(wanted, sizeof wanted, "a multiple of moe_intermediate_size, which is %d",
-             (int)m->mlp);
-    x->shared = m->mlp > 0 ? width / m->mlp : 0;
-    if (r->st == OK && width % m->mlp != 0)
-        reader_fail(r, "shared_expert_intermediate_size", wanted);
-}
-
-/* Is it without experts, in a family of mixtures that allows it? */
-static bool is_plain(struct reader *r, const struct family *f)
-{
-    return f->plain_too && reader_int(r, "num_experts", 0, 1024, f->mixture.experts) == 0;
-}
-
-/* How tokens choose. norm_topk_prob of DeepSeek-V2, which no published model sets to true, means
- * something else to its own code than to others', and nothing to transformers. */
-static void expect_scores(struct reader *r, const struct mixture_config *x)
-{
-    if (jdoc_get_value(r->object, "scoring_func"))
-        reader_expect(r, "scoring_func", x->softmax ? "softmax" : "sigmoid");
-    if (!x->softmax && jdoc_get_value(r->object, "topk_method"))
-        reader_expect(r, "topk_method", "noaux_tc");
-    if (x->softmax && x->among)
-        reader_fail(r, "norm_topk_prob", "false (not supported of this family)");
-    if (reader_int(r, "moe_layer_freq", 0, 1 << 20, 1) != 1)
-        reader_fail(r, "moe_layer_freq", "1 (others are not supported)");
-}
-
-/* Does config.json ask for groups? They are every family's but DeepSeek-V2's, which says so. */
-static bool wants_groups(struct reader *r, const struct mixture_config *x)
-{
-    const char *method = x->softmax ? reader_string(r, "topk_method") : "noaux_tc";
-    const bool greedy = x->softmax && (!method || strcmp(method, "greedy") == 0);
-    if (!greedy && x->softmax && strcmp(method, "group_limited_greedy") != 0)
-        reader_fail(r, "topk_method", "\"greedy\" or \"group_limited_greedy\"");
-    return !greedy;
-}
-
-/* Is the key there, and says that there is none? */
-static bool is_null(const struct reader *r, const char *key)
-{
-    return jdoc_get(r->object, key) && !jdoc_get_value(r->object, key);
-}
-
-/* None where a token keeps all of them. */
-static void read_groups(struct reader *r, struct mixture_config *x)
-{
-    const int32_t one = x->softmax ? -1 : 1; /* V2's class has no number of its own */
-    const int32_t groups = is_null(r, "n_group")
-                               ? 1
-                               : reader_int(r, "n_group", 1, 1024, x->groups > 0 ? x->groups : one);
-    const int32_t kept = is_null(r, "topk_group")
-                             ? groups
-                             : reader_int(r, "topk_group", 1, 1024, x->kept > 0 ? x->kept : one);
-    x->groups = x->kept = 0;
-    if (r->st != OK)
-        return;
-    char divisor[80], most[80], least[96];
-    snprintf(divisor, sizeof divisor, "a divisor of n_routed_experts, which is %d",
-             (int)x->experts);
-    snprintf(most, sizeof most, "at most n_group, which is %d", (int)groups);
-    snprintf(least, sizeof least, "groups of %d experts that have num_experts_per_tok, which is %d",
-             (int)(x->experts / groups), (int)x->chosen);
-    if (x->experts % groups != 0)
-        reader_fail(r, "n_group", divisor);
-    else if (!x->softmax && groups > 1 && x->experts / groups < 2)
-        reader_fail(r, "n_group", "at most half of n_routed_experts");
-    else if (kept > groups)
-        reader_fail(r, "topk_group", most);
-    else if (kept < groups && kept * (x->experts / groups) < x->chosen)
-        reader_fail(r, "topk_group", least);
-    x->groups = kept < groups ? groups : 0;
-    x->kept = kept < groups ? kept : 0;
-}
-
-/* So many of the first layers have no experts; a list of all layers wins, in which no other may. */
-static int32_t count_dense(struct reader *r, const struct model_config *m, int32_t fallback)
-{
-    static const char key[] = "mlp_layer_types";
-    const struct jdoc *types = jdoc_get_value(r->object, key);
-    int32_t dense = reader_int(r, "first_k_dense_replace", 0, MODEL_LAYERS_MAX, fallback);
-    bool good = !types || (jdoc_type(types) == JDOC_ARRAY && jdoc_size(types) == (size_t)m->layers);
-    if (types)
-        dense = 0;
-    for (int32_t i = 0; types && good && i < m->layers; i++) {
-        const struct jdoc *v = jdoc_at(types, (size_t)i);
-        const char *type = jdoc_type(v) == JDOC_STRING ? jdoc_string(v) : "";
-        const bool plain = strcmp(type, "dense") == 0 && dense == i;
-        dense += plain;
-        good = plain || strcmp(type, "sparse") == 0;
-    }
-    if (!good)
-        reader_fail(r, key, "a list of as many as num_hidden_layers, \"dense\" before \"sparse\"");
-    if (r->st == OK && dense >= m->layers)
-        reader_fail(r, types ? key : "first_k_dense_replace", "less than num_hidden_layers");
-    return dense;
-}
-
-/* GLM's and DeepSeek's. */
-static void read_glm(struct reader *r, const struct model_config *m, struct mixture_config *x)
-{
-    x->experts = reader_int(r, "n_routed_experts", 1, 1024, x->experts);
-    x->shared = reader_int(r, "n_shared_experts", 1, 63, x->shared);
-    x->scale = (float)reader_number(r, "routed_scaling_factor", 1e-6, 1e6, x->scale);
-    x->dense = count_dense(r, m, x->dense);
-    x->dense_mlp = reader_int(r, "intermediate_size", 1, 1 << 20, x->dense_mlp);
-    expect_scores(r, x);
-    if (wants_groups(r, x))
-        read_groups(r, x);
-}
-
-/* What MiniMax's own class could do otherwise, and no published model does. */
-static void expect_minimax(struct reader *r)
-{
-    const struct jdoc *kinds = jdoc_get_value(r->object, "attn_type_list");
-    bool full = !kinds || jdoc_type(kinds) == JDOC_ARRAY;
-    for (size_t i = 0; full && kinds && i < jdoc_size(kinds); i++)
-        full = jdoc_number(jdoc_at(kinds, i)) == 1;
-    if (!full)
-        reader_fail(r, "attn_type_list",
-                    "a list of 1 (other kinds of attention are not supported)");
-    if (jdoc_get_value(r->object, "scoring_func"))
-        reader_expect(r, "scoring_func", "sigmoid");
-    if (jdoc_get_value(r->object, "qk_norm_type"))
-        reader_expect(r, "qk_norm_type", "per_layer");
-    if (!reader_bool(r, "use_qk_norm", true))
-        reader_fail(r, "use_qk_norm", "true");
-    if (!reader_bool(r, "use_routing_bias", true))
-        reader_fail(r, "use_routing_bias", "true");
-    if (reader_int(r, "shared_intermediate_size", 0, 1 << 20, 0) != 0)
-        reader_fail(r, "shared_intermediate_size",
-                    "0 (shared experts of this family are not supported)");
-}
-
-/* What the kernels compute (BACKEND_EXPERTS_MAX, BACKEND_CHOSEN_MAX), and memory of their tables.
- */
-static void expect_countable(struct reader *r, const struct model_config *m)
-{
-    const struct mixture_config *x = &m->mixture;
-    const int32_t experts = mixture_experts(x), layers = m->layers - x->dense;
-    char wanted[80];
-    snprintf(wanted, sizeof wanted, "at most as many as there are experts, %d", (int)x->experts);
-    if (r->st == OK && x->chosen > x->experts)
-        reader_fail(r, "num_experts_per_tok", wanted);
-    if (r->st == OK && (experts > 1024 || mixture_chosen(x) > 64))
-        r->st =
-            base_fail(r->err, ERR_MODEL,
-                      "%s: %d experts of which a token takes %d, shared ones of one width among "
-                      "them, expected at most 1024 and 64",
-                      r->where, (int)experts, (int)mixture_chosen(x));
-    if (r->st == OK && experts * layers > MODEL_EXPERTS_MAX)
-        r->st = base_fail(r->err, ERR_MODEL,
-                          "%s: %d experts in %d layers are %d, expected at most %d", r->where,
-                          (int)experts, (int)layers, (int)(experts * layers), MODEL_EXPERTS_MAX);
-}
-
-static void read_mixture(struct reader *r, const struct family *f, struct model_config *m)
-{
-    struct mixture_config *x = &m->mixture;
-    const bool local = jdoc_get_value(r->object, "num_local_experts");
-    if (is_plain(r, f))
-        return;
-    *x = f->mixture;
-    if (x->kind == MIXTURE_NONE)
-        return;
-    if (x->kind != MIXTURE_GLM)
-        x->scale = 1;
-    x->chosen = reader_int(r, "num_experts_per_tok", 1, 64, x->chosen);
-    if (x->kind != MIXTURE_GLM)
-        x->experts =
-            reader_int(r, local ? "num_local_experts" : "num_experts", 1, 1024, x->experts);
-    if (x->kind == MIXTURE_QWEN || x->kind == MIXTURE_QWEN2 || x->kind == MIXTURE_GLM)
-        x->among = reader_bool(r, "norm_topk_prob", x->among);
-    if (f->always_among && !x->among)
-        reader_fail(r, "norm_topk_prob", "true (of this family)");
-    if (x->kind == MIXTURE_QWEN || x->kind == MIXTURE_QWEN2)
-        expect_all_layers(r);
-    if (x->kind == MIXTURE_MINIMAX)
-        expect_minimax(r);
-    if (x->kind == MIXTURE_QWEN2)
-        read_shared_width(r, f, m, x);
-    if (x->kind == MIXTURE_QWEN2 && reader_bool(r, "use_sliding_window", false))
-        reader_fail(r, "use_sliding_window", "false (layers that slide are not supported)");
-    if (x->kind == MIXTURE_GLM)
-        read_glm(r, m, x);
-    if (x->kind == MIXTURE_GPT_OSS)
-        expect_gpt_oss(r, m);
-    expect_countable(r, m);
-}
-
 /* The nearest family where model_type is none, which is then reported. */
 static const struct family *read_family(struct reader *r, struct model_config *m)
 {
@@ -353,10 +125,10 @@ static const struct family *read_family(struct reader *r, struct model_config *m
     int distance;
     const struct family *f = family_find(word, &distance);
     const bool meant = distance <= ((int)strlen(word) + 2) / 3; /* what is further away was not */
-    char names[340], wanted[380];
+    char names[FAMILY_NAMES_MAX], wanted[FAMILY_NAMES_MAX + 48];
     family_names(names, sizeof names);
-    snprintf(wanted, sizeof wanted, "%s%s%s", names, meant ? "; the nearest is " : "",
-             meant ? f->model_type : "");
+    snprintf(wanted, sizeof wanted, "%s%s%s", meant ? f->model_type : "",
+             meant ? " (the nearest) or another of " : "", names);
     if (distance > 0)
         reader_fail(r, "model_type", wanted);
     snprintf(m->model_type, sizeof m->model_type, "%s", f->model_type);
@@ -421,8 +193,9 @@ static void read_heads(struct reader *r, const struct family *f, struct model_co
 /* null, which is not the family's, where queries are made of the row. */
 static int32_t read_query_latent(struct reader *r, const struct family *f)
 {
-    return is_null(r, "q_lora_rank") ? 0
-                                     : reader_int(r, "q_lora_rank", 1, 1 << 17, f->latent.query);
+    return reader_is_null(r, "q_lora_rank")
+               ? 0
+               : reader_int(r, "q_lora_rank", 1, 1 << 17, f->latent.query);
 }
 
 /* Keys and values of all heads are made of latents, so there are as many, and head_dim, which
@@ -469,7 +242,7 @@ static void read_shape(struct reader *r, const struct family *f, struct model_co
                    f->heads > 0 ? f->heads : -1);
     m->kv_heads = reader_int(r, "num_key_value_heads", 1, 4096, all_kv ? m->heads : f->kv_heads);
     if (f->expert_mlp > 0 &&
-        !is_plain(r, f)) /* intermediate_size is that of layers without experts */
+        !model_mixture_is_plain(r, f)) /* intermediate_size is that of layers without experts */
         m->mlp = reader_int(r, "moe_intermediate_size", 1, 1 << 20, f->expert_mlp);
     else
         m->mlp = reader_int(r, "intermediate_size", 1, 1 << 20, -1);
@@ -499,7 +272,7 @@ static void read_model(struct reader *r, const struct family *f, struct model_co
     if (jdoc_get_value(r->object, "dtype") || jdoc_get_value(r->object, "torch_dtype"))
         read_dtype(r, m);
     read_shape(r, f, m);
-    read_mixture(r, f, m);
+    model_mixture_read(r, f, m);
     m->embed_scale = f->gemma ? embed_scale(m) : 1;
     m->residual_scale = 1;
     m->logit_scale = 1;
@@ -551,10 +324,12 @@ static void read_config(struct reader *r, struct model_config *m)
             return;
         const char *inner = reader_string(r, "model_type");
         const struct family *of_text = inner ? family_inner(f, inner) : f;
+        char inners[128];
+        family_inner_names(f, inners, sizeof inners);
         if (of_text)
             f = of_text;
         else
-            reader_expect(r, "model_type", f->inner);
+            reader_fail(r, "model_type", inners);
         read_model(r, f, m);
         read_ends(r, m);
         r->object = outer;

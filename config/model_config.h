@@ -68,12 +68,20 @@ enum mixture_kind {
     MIXTURE_NONE,
     MIXTURE_QWEN,  /* Qwen3's */
     MIXTURE_QWEN2, /* the same with a shared expert that has a gate */
-    MIXTURE_GLM, /* GLM-4.5's and DeepSeek's: shared experts, scores by sigmoid with corrections */
+    MIXTURE_GLM, /* GLM-4.5's, DeepSeek's and alike: shared experts, the first layers without any */
     MIXTURE_MIXTRAL,
     MIXTURE_MINIMAX, /* MiniMax-M2's: Mixtral's names, scores by sigmoid with corrections */
     /* All experts in one tensor, gates and ups in turns; biases of router and experts;
        ACT_SWIGLU_PAIRS */
     MIXTURE_GPT_OSS
+};
+
+/* Where the checkpoint has what is added to scores for the choice alone. */
+enum corrections {
+    CORRECTIONS_GATE,    /* beside the router */
+    CORRECTIONS_MLP,     /* beside the experts */
+    CORRECTIONS_STATICS, /* in ERNIE's moe_statics, [1, E] */
+    CORRECTIONS_NONE
 };
 
 struct mixture_config {
@@ -84,8 +92,9 @@ struct mixture_config {
     /* S more, behind the others, that every token goes through, too. The checkpoint has them as one
        MLP, S times as wide, and with QWEN2 what they are multiplied with. */
     int32_t shared;
-    float scale;     /* of the shares of those that are chosen */
-    int32_t softmax; /* GLM: scores are by softmax, and the checkpoint has no corrections */
+    float scale;                  /* of the shares of those that are chosen */
+    int32_t softmax;              /* GLM: scores are by softmax, not by sigmoid */
+    enum corrections corrections; /* of GLM and MINIMAX */
     /* GLM: experts are in so many groups, of which a token keeps some and chooses among theirs; 0:
        it chooses among all */
     int32_t groups, kept;

@@ -120,3 +120,8 @@ void reader_expect(struct reader *r, const char *key, const char *value)
     if (!text || strcmp(text, value) != 0)
         reader_fail(r, key, wanted);
 }
+
+bool reader_is_null(const struct reader *r, const char *key)
+{
+    return jdoc_get(r->object, key) && !jdoc_get_value(r->object, key);
+}

@@ -13,6 +13,8 @@ struct reader {
 };
 
 void reader_fail(struct reader *r, const char *key, const char *wanted);
+/* Is the key there, and says that there is none? */
+bool reader_is_null(const struct reader *r, const char *key);
 /* Required when fallback < 0. */
 int32_t reader_int(struct reader *r, const char *key, int64_t min, int64_t max, int64_t fallback);
 /* Required when fallback is NaN. */

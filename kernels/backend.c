@@ -289,7 +289,7 @@ static bool are_rules(const struct routing_rules *rules, const struct routing *r
         (groups > 0 && groups <= routed && routed % groups == 0 && rules->kept > 0 &&
          rules->kept <= groups && routed / groups * rules->kept >= r->chosen - rules->shared);
     return rules->shared >= 0 && rules->shared < r->chosen && divided &&
-           (rules->shared > 0 || !rules->gated) && (rules->sigmoid || rules->correction == NULL);
+           (rules->shared > 0 || !rules->gated);
 }
 
 enum status backend_route(struct backend *b, const struct routing *r, struct cview logits,

@@ -273,7 +273,7 @@ struct routing_rules {
     bool among;              /* a share is the score over the sum of those chosen, not the score */
     float scale;             /* of these shares */
     const float *correction; /* [E - shared] added to scores for the choice alone, on the device;
-                                only with sigmoid; NULL: there is none */
+                                NULL: there is none */
     /* 0: all may be chosen. Else only those of `kept` groups, out of so many that the others are
      * divided into, one after the other: those with the largest score in them, or with a
      * correction, sum of the two largest corrected ones; ties to the lowest group. */

@@ -117,9 +117,21 @@ NUMERICS_FN float numerics_decay(float decay, float a, float bias)
     return numerics_exp(-(numerics_exp(decay) * numerics_softplus(a + bias)));
 }
 
-/* The scores of experts by sigmoid: what they are divided by, so that none chosen of any score is
- * still a share of 0, as transformers has it (Glm4MoeTopkRouter). */
+/* What the scores of chosen experts are divided by, to be shares. `total`: the sum of these, or
+ * unless `among`, of all. As transformers has it: of sigmoids a little more (Glm4MoeTopkRouter), so
+ * that none chosen of any score is still a share of 0; of `known` softmaxes, which corrections may
+ * choose any of, no less than this (Ernie4_5_MoeTopKRouter). */
 #define NUMERICS_SCORES_LEAST 1e-20f
+#define NUMERICS_SHARES_LEAST 1e-12f
+
+NUMERICS_FN float numerics_divisor(float total, bool among, bool sigmoid, bool known)
+{
+    if (!among && (sigmoid || known))
+        return 1.0f;
+    if (sigmoid)
+        return total + NUMERICS_SCORES_LEAST;
+    return known && total < NUMERICS_SHARES_LEAST ? NUMERICS_SHARES_LEAST : total;
+}
 
 /* gelu by its approximation with tanh, g / 2 * (1 + tanh(u)) with u = sqrt(2 / pi) * (g + 0.044715
  * g^3) (arXiv 1606.08415), which is g / (1 + exp(-2 u)). Its two factors in -2 u / g: */

@@ -39,4 +39,13 @@ static inline void ok_family(const char *family, const char *more, struct model_
         fail_msg("%s%s: %s", family, more, err.text);
 }
 
+static inline void refuses(const char *family, const char *more, const char *why)
+{
+    struct model_config m;
+    struct err err = {""};
+    assert_int_equal(parse_family(family, more, &m, &err), ERR_MODEL);
+    if (!strstr(err.text, why))
+        fail_msg("%s%s: %s", family, more, err.text);
+}
+
 #endif

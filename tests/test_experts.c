@@ -102,7 +102,11 @@ static void test_route(void **state UNUSED)
         {70, 64, 8, .shared = 4, .gated = true},
         {3, 72, 16, true, .shared = 8, .gated = true},
         {2, 3, 3, true, .shared = 2, .gated = true},
-        {2, 1024, 64, .sigmoid = true, .corrects = true, .shared = 63, .gated = true}};
+        {2, 1024, 64, .sigmoid = true, .corrects = true, .shared = 63, .gated = true},
+        {5, 8, 2, true, .corrects = true},
+        {33, 60, 4, .corrects = true},
+        {70, 130, 8, true, .corrects = true, .shared = 2},
+        {7, 1024, 64, true, .ties = true, .corrects = true}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++)
         check_route(&cases[i]);
 }
@@ -122,6 +126,7 @@ static void test_route_groups(void **state UNUSED)
         {20, 66, 8, true, false, true, true, true, .shared = 2, .groups = 8, .kept = 2},
         {60, 257, 9, true, false, true, true, .shared = 1, .groups = 8, .kept = 4},
         {20, 162, 8, .shared = 2, .groups = 8, .kept = 3},
+        {50, 32, 4, true, .corrects = true, .groups = 8, .kept = 2},
         {3, 1024, 64, .sigmoid = true, .corrects = true, .groups = 512, .kept = 32}};
     struct backend *const devices[] = {device, invariant};
     device = invariant = NULL; /* where groups are still to come */
@@ -216,14 +221,33 @@ static void test_route_rules(void **state UNUSED)
             assert_float_equal(share[n], shares[n], 1e-6);
         }
     }
-    rules.sigmoid = false;
-    assert_int_equal(
-        backend_route(nth_backend(0), &r, (struct cview){logits, DTYPE_F32, 1, 5}, &rules, &err),
-        ERR_INTERNAL);
     rules = (struct routing_rules){.scale = 1, .shared = 4};
     assert_int_equal(
         backend_route(nth_backend(0), &r, (struct cview){logits, DTYPE_F32, 1, 2}, &rules, &err),
         ERR_INTERNAL);
+}
+
+/* Spelt out: of the parts 0.4, 0.1, 0.3 and 0.2 corrections choose the second and the third; and
+ * two whose parts are as good as none, of which shares are none then. */
+static void test_route_corrected_parts(void **state UNUSED)
+{
+    static const float logits[2][4] = {{-0.9162907f, -2.3025851f, -1.2039728f, -1.6094379f},
+                                       {0, -300, -250, -1}};
+    static const float shares[2][4] = {{0.25f, 0.75f, 0, 0}, {0.1f, 0.3f, 0, 0}};
+    float correction[] = {-0.75f, 0.5f, 0.25f, -0.25f}, share[4];
+    int32_t expert[4];
+    const struct routing r = {4, 2, expert, share};
+    for (int i = 0; nth_backend(i) != NULL; i++)
+        for (int all = 0; all < 2; all++) {
+            const struct routing_rules rules = {
+                .among = all == 0, .scale = 1, .correction = correction};
+            ok(backend_route(nth_backend(i), &r, (struct cview){logits, DTYPE_F32, 2, 4}, &rules,
+                             &err));
+            for (int n = 0; n < 4; n++) {
+                assert_int_equal(expert[n], 1 + n % 2);
+                assert_float_equal(share[n], shares[all][n], 1e-6);
+            }
+        }
 }
 
 /* Biases of each row's experts one after the other, and by their shares, beside x and in its place.
@@ -698,6 +722,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_route),
         cmocka_unit_test(test_route_rules),
+        cmocka_unit_test(test_route_corrected_parts),
         cmocka_unit_test(test_route_nan),
         cmocka_unit_test(test_biases),
         cmocka_unit_test(test_route_groups),

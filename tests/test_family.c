@@ -127,15 +127,44 @@ static void test_query_beta(void **state)
     assert_true(m.rope.query_beta == 0.1 && m.vocab == 131072 && m.heads == 32);
     ok_family("mistral", MINISTRAL, &m); /* whose class does not read it */
     assert_true(m.rope.query_beta == 0);
+#define OUTSIDE ",\"original_max_position_embeddings\":64"
+    ok_family("ministral3", OUTSIDE MINISTRAL, &m); /* which counts for stretched rotations alone */
+    assert_int_equal(m.rope.original_max_position, 16384);
+    ok_family("ministral3",
+              OUTSIDE ",\"rope_parameters\":{\"type\":\"yarn\",\"factor\":4,"
+                      "\"original_max_position_embeddings\":16,\"llama_4_scaling_beta\":0.1}",
+              &m);
+    assert_true(m.rope.original_max_position == 64 && m.rope.theta == 10000);
+    ok_family("ministral3",
+              ",\"rope_parameters\":{\"type\":\"yarn\",\"factor\":4,\"llama_4_scaling_beta\":0.1}",
+              &m);
+    assert_int_equal(m.rope.original_max_position, 262144);
+    ok_config("{\"model_type\":\"mistral3\",\"text_config\":{\"model_type\":\"mistral4\","
+              "\"hidden_size\":64,\"num_hidden_layers\":4,\"intermediate_size\":8" MINISTRAL "}}",
+              &m);
+    assert_true(m.rope.query_beta == 0.1 && m.latent.value == 256 && m.mixture.experts == 128);
 }
 
-static void refuses(const char *family, const char *more, const char *why)
+/* EXAONE 4: with a window only layers that slide turn, whether there are some or not. */
+static void test_window_turns(void **state)
 {
+    (void)state;
+    static const char list[] = ",\"layer_types\":[\"full_attention\",\"full_attention\","
+                               "\"full_attention\",\"full_attention\"]";
+    char more[256];
     struct model_config m;
-    struct err err = {""};
-    assert_int_equal(parse_family(family, more, &m, &err), ERR_MODEL);
-    if (!strstr(err.text, why))
-        fail_msg("%s%s: %s", family, more, err.text);
+    ok_family("exaone4", "", &m);
+    assert_true(m.window == 4096 && m.slides[0] == 0x7 && m.no_rope[0] == 0x8);
+    assert_true(m.post_norms == POST_NORMS_OLMO && m.head_norm && !m.joint_norm);
+    snprintf(more, sizeof more, "%s,\"sliding_window\":8,\"sliding_window_pattern\":\"LLLG\"",
+             list);
+    ok_family("exaone4", more, &m);
+    assert_true(m.window == 0 && m.slides[0] == 0 && m.no_rope[0] == 0xf);
+    snprintf(more, sizeof more, "%s,\"sliding_window\":null,\"sliding_window_pattern\":null", list);
+    ok_family("exaone4", more, &m);
+    assert_true(m.window == 0 && m.slides[0] == 0 && m.no_rope[0] == 0);
+    ok_family("smollm3", "", &m);
+    assert_int_equal(m.no_rope[0], 0x8);
 }
 
 static void test_refusals(void **state)
@@ -160,24 +189,8 @@ static void test_refusals(void **state)
         {"granite", ",\"logits_scaling\":\"8\"", "logits_scaling is \"8\", expected a number"},
         {"granite", ",\"mlp_bias\":true", "mlp_bias is true, expected false"},
         {"glm4", ",\"hidden_act\":\"gelu\"", "hidden_act is \"gelu\", expected \"silu\""},
-        {"glm4_moe", ",\"n_group\":3",
-         "n_group is 3, expected a divisor of n_routed_experts, which"},
-        {"glm4_moe", ",\"n_group\":128", "n_group is 128, expected at most half of n_routed"},
-        {"glm4_moe", ",\"topk_group\":4", "topk_group is 4, expected at most n_group, which is 1"},
-        {"glm4_moe", ",\"n_group\":32", "groups of 4 experts that have num_experts_per_tok, which"},
-        {"glm4_moe", ",\"n_group\":0", "n_group is 0, expected an integer"},
-        {"glm4_moe", ",\"first_k_dense_replace\":4", "expected less than num_hidden_layers"},
-        {"glm4_moe_lite", ",\"mlp_layer_types\":[\"dense\"]", "a list of as many as num_hidden"},
-        {"glm4_moe_lite", ",\"mlp_layer_types\":[\"dense\",\"sparse\",\"dense\",\"sparse\"]",
-         "mlp_layer_types is an array, expected a list of as many as num_hidden_layers, \"dense\""},
-        {"glm4_moe", ",\"n_shared_experts\":0", "n_shared_experts is 0, expected an integer"},
-        {"glm4_moe", ",\"num_experts_per_tok\":60,\"n_shared_experts\":5",
-         "133 experts of which a token takes 65, shared ones of one width among them"},
-        {"glm4_moe", ",\"n_routed_experts\":1024", "1025 experts of which a token takes 9"},
-        {"qwen2_moe", ",\"shared_expert_intermediate_size\":1409",
-         "is 1409, expected a multiple of moe_intermediate_size, which is 1408"},
-        {"qwen2_moe", ",\"use_sliding_window\":true", "use_sliding_window is true, expected false"},
-        {"qwen2_moe", ",\"mlp_only_layers\":[0]", "layers without experts are not supported"},
+        {"exaone4", ",\"sliding_window\":null", "expected a number, since some layers slide"},
+        {"exaone4", ",\"attention_bias\":true", "attention_bias is true, expected false"},
         {"ministral3", "", "rope_parameters is missing, expected an object with llama_4_scaling_b"},
         {"ministral3", GROWS("\"original_max_position_embeddings\":16"),
          "llama_4_scaling_beta is missing, expected a number"},
@@ -189,19 +202,6 @@ static void test_refusals(void **state)
         {"olmo2", ",\"sliding_window\":9", "sliding_window is 9, expected null"},
         {"olmo3", ",\"sliding_window\":null", "expected a number, since some layers slide"},
         {"olmo2", ",\"rope_parameters\":{\"full_attention\":{}}", "one rotation for all layers"},
-        {"olmoe", ",\"clip_qkv\":8", "clip_qkv is 8, expected null"},
-        {"olmoe", ",\"num_experts_per_tok\":65", "num_experts_per_tok is 65, expected"},
-        {"minimax_m2", ",\"attn_type_list\":[1,0]", "attn_type_list is an array, expected a list"},
-        {"minimax_m2", ",\"attn_type_list\":1", "attn_type_list is 1, expected a list of 1"},
-        {"minimax_m2", ",\"scoring_func\":\"softmax\"", "scoring_func is \"softmax\", expected"},
-        {"minimax_m2", ",\"qk_norm_type\":\"per_head\"", "qk_norm_type is \"per_head\", expected"},
-        {"minimax_m2", ",\"use_qk_norm\":false", "use_qk_norm is false, expected true"},
-        {"minimax_m2", ",\"use_routing_bias\":false", "use_routing_bias is false, expected true"},
-        {"minimax_m2", ",\"shared_intermediate_size\":8",
-         "shared_intermediate_size is 8, expected 0"},
-        {"minimax_m2", ",\"rotary_dim\":7",
-         "rotary_dim is 7, expected one by which an even number"},
-        {"minimax_m2", ",\"rotary_dim\":130", "rotary_dim is 130, expected an integer"},
     };
     for (size_t i = 0; i < ARRAY_LEN(refused); i++)
         refuses(refused[i][0], refused[i][1], refused[i][2]);
@@ -237,6 +237,12 @@ static void test_latent_refusals(void **state)
         {"deepseek_v3", ",\"q_lora_rank\":0", "q_lora_rank is 0, expected an integer"},
         {"deepseek_v3", ",\"partial_rotary_factor\":0.5", "is 0.5, expected 1 (others are not"},
         {"deepseek_v3", ",\"sliding_window\":8", "sliding_window is 8, expected null"},
+        {"mistral4", "",
+         "rope_parameters is missing, expected an object with llama_4_scaling_beta"},
+        {"mistral4", MINISTRAL ",\"n_group\":2", "n_group is 2, expected 1 (groups are not"},
+        {"mistral4", MINISTRAL ",\"partial_rotary_factor\":0.75",
+         "is 0.75, expected 1 (others are"},
+        {"youtu", ",\"attention_bias\":true", "expected false (biases of latents are not"},
     };
     for (size_t i = 0; i < ARRAY_LEN(refused); i++)
         refuses(refused[i][0], refused[i][1], refused[i][2]);
@@ -475,14 +481,14 @@ static void test_latents(void **state)
         {"deepseek_v2",
          V2,
          {1536, 512, 64, 128, 128, 1e-6f},
-         {MIXTURE_GLM, 64, 6, false, 2, 1, .softmax = true, .dense_mlp = 8},
+         {MIXTURE_GLM, 64, 6, false, 2, 1, true, CORRECTIONS_NONE, .dense_mlp = 8},
          1407,
          2048,
          1e-6f},
         {"deepseek_v3",
          "",
          {1536, 512, 64, 128, 128, 1e-6f},
-         {MIXTURE_GLM, 256, 8, true, 1, 2.5f, false, 8, 4, 3, 8},
+         {MIXTURE_GLM, 256, 8, true, 1, 2.5f, .groups = 8, .kept = 4, .dense = 3, .dense_mlp = 8},
          2048,
          4096,
          1e-6f},
@@ -493,6 +499,21 @@ static void test_latents(void **state)
          {MIXTURE_GLM, 384, 8, true, 1, 2.5f, .dense = 1, .dense_mlp = 8},
          2048,
          4096,
+         1e-6f},
+        {"mistral4",
+         GROWS("\"partial_rotary_factor\":0.5,\"llama_4_scaling_beta\":0.1,"
+               "\"original_max_position_embeddings\":8192"),
+         {1024, 256, 64, 64, 128, 1e-6f},
+         {MIXTURE_GLM, 128, 4, true, 1, 1, true, CORRECTIONS_NONE, .dense_mlp = 8},
+         2048,
+         1048576,
+         1e-6f},
+        {"youtu",
+         "",
+         {1536, 512, 64, 128, 128, 1e-6f},
+         {MIXTURE_NONE, .scale = 0},
+         8,
+         131072,
          1e-6f},
         {"glm4_moe_lite",
          "",
@@ -508,16 +529,15 @@ static void test_latents(void **state)
         assert_memory_equal(&m.latent, &cases[i].latent, sizeof m.latent);
         assert_memory_equal(&m.mixture, &cases[i].mixture, sizeof m.mixture);
         assert_true(m.mlp == cases[i].mlp && m.max_position == cases[i].max_position);
-        assert_true(m.norm_eps == cases[i].norm_eps && m.interleaved && !m.tied && !m.head_norm);
-        assert_true(m.heads == 64 && m.kv_heads == 1 && m.head_dim == 576 && m.rotary_dim == 64);
         const struct latent_config *l = &cases[i].latent;
+        assert_true(m.norm_eps == cases[i].norm_eps && m.interleaved && !m.head_norm);
+        assert_true(m.tied == (strcmp(cases[i].family, "youtu") == 0));
+        assert_true(m.heads == 64 && m.kv_heads == 1 && m.head_dim == l->value + 64);
+        assert_true(m.rotary_dim == 64);
         assert_int_equal(model_config_query_dim(&m), l->plain + l->turns);
         assert_int_equal(model_config_value_dim(&m), l->head);
         assert_true(m.attention_scale == 1 / sqrtf((float)(l->plain + l->turns)));
     }
-    ok_family("qwen3", "", &m);
-    assert_true(m.latent.value == 0 && model_config_query_dim(&m) == m.head_dim);
-    assert_int_equal(model_config_value_dim(&m), m.head_dim);
 }
 
 /* What makes latents and layers other than those of the class. */
@@ -525,6 +545,9 @@ static void test_latent_keys(void **state)
 {
     (void)state;
     struct model_config m;
+    ok_family("qwen3", "", &m);
+    assert_true(m.latent.value == 0 && model_config_query_dim(&m) == m.head_dim);
+    assert_int_equal(model_config_value_dim(&m), m.head_dim);
     ok_family("deepseek_v3", "", &m);
     uint64_t hash = m.hash;
     ok_family("deepseek_v3", /* head_dim is what transformers writes, and says nothing */
@@ -726,6 +749,7 @@ int main(void)
                                        cmocka_unit_test(test_plain_local_rotation),
                                        cmocka_unit_test(test_tied_texts),
                                        cmocka_unit_test(test_query_beta),
+                                       cmocka_unit_test(test_window_turns),
                                        cmocka_unit_test(test_refusals),
                                        cmocka_unit_test(test_latent_refusals),
                                        cmocka_unit_test(test_recurrent_refusals),

@@ -465,17 +465,28 @@ static void test_stretched(void **state)
     }
 }
 
+static void test_nearest_family(void **state)
+{
+    (void)state;
+    struct model_config m;
+    struct err err = {""};
+    assert_int_equal(parse_family("mistal", "", &m, &err), ERR_MODEL);
+    assert_contains(err.text, "expected mistral (the nearest) or another of llama, ");
+    assert_int_equal(parse_family("quite_another", "", &m, &err), ERR_MODEL);
+    assert_contains(err.text, "expected llama, mistral, ");
+}
+
 static void test_family_refusals(void **state)
 {
     (void)state;
     static const char *const refused[][3] = {
         {"Qwen2", "",
-         "model_type is \"Qwen2\", expected llama, mistral, mistral3, ministral3, mixtral, "
-         "smollm3, seed_oss, ernie4_5, glm, glm4, granite, olmo2, olmo3, olmoe, minimax_m2, phi3, "
-         "qwen2, qwen2_vl, qwen2_5_vl, qwen3, qwen3_vl, qwen3_moe, qwen2_moe, qwen3_next, qwen3_5, "
-         "qwen3_5_moe, glm4_moe, glm4_moe_lite, deepseek_v2, deepseek_v3, kimi_k2, gpt_oss, gemma, "
-         "gemma2 or gemma3; the nearest is qwen2"},
-        {"mistal", "", "or gemma3; the nearest is mistral"},
+         "model_type is \"Qwen2\", expected qwen2 (the nearest) or another of llama, mistral, "
+         "mistral3, ministral3, mistral4, mixtral, iquestcoder, smollm3, seed_oss, ernie4_5, "
+         "ernie4_5_moe, exaone4, exaone_moe, glm, glm4, granite, olmo2, olmo3, olmoe, minimax_m2, "
+         "phi3, qwen2, qwen2_vl, qwen2_5_vl, qwen3, qwen3_vl, qwen3_moe, qwen2_moe, qwen3_next, "
+         "qwen3_5, qwen3_5_moe, glm4_moe, solar_open, dots1, glm4_moe_lite, deepseek_v2, "
+         "deepseek_v3, kimi_k2, youtu, gpt_oss, gemma, gemma2 or gemma3"},
         {"llama", ",\"partial_rotary_factor\":0.75", "partial_rotary_factor is 0.75, expected 1"},
         {"phi3", ",\"partial_rotary_factor\":1.5", "is 1.5, expected a number above 0, to 1"},
         {"phi3", ",\"partial_rotary_factor\":0", "is 0, expected a number above 0, to 1"},
@@ -662,7 +673,8 @@ static void test_wrapped(void **state)
     static const char other[] =
         "{\"model_type\":\"mistral3\",\"text_config\":{\"model_type\":\"ministral\"}}";
     assert_int_equal(model_config_parse(other, strlen(other), "config.json", &m, &err), ERR_MODEL);
-    assert_contains(err.text, "model_type is \"ministral\", expected \"mistral\"");
+    assert_contains(err.text, "model_type is \"ministral\", expected \"mistral\" or "
+                              "\"ministral3\" or \"mistral4\"");
 }
 
 static enum status load(const char *config, const char *generation, struct model_config *m,
@@ -760,8 +772,8 @@ int main(void)
         cmocka_unit_test(test_family_windows),  cmocka_unit_test(test_gemma),
         cmocka_unit_test(test_two_rotations),   cmocka_unit_test(test_longrope),
         cmocka_unit_test(test_wrapped),         cmocka_unit_test(test_stretched),
-        cmocka_unit_test(test_family_refusals), cmocka_unit_test(test_config_files),
-        cmocka_unit_test(test_no_config),
+        cmocka_unit_test(test_family_refusals), cmocka_unit_test(test_nearest_family),
+        cmocka_unit_test(test_config_files),    cmocka_unit_test(test_no_config),
     };
     return cmocka_run_group_tests(tests, scratch_open, scratch_close);
 }

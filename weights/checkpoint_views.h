@@ -4,10 +4,12 @@
  *
  *   X.mlp.experts.gate_up_proj [E, 2 F, D]   X.mlp.experts.N.gate_proj.weight and up_proj, [F, D]
  *   X.mlp.experts.down_proj [E, D, F]        X.mlp.experts.N.down_proj.weight [D, F]
+ *   X.mlp.experts.gate_up_proj_scale_inv [E, R, C] and [E, 1, C], which is both's, and
+ *   X.mlp.experts.down_proj_scale_inv [E, R, C]: of codes, likewise
  *   X.conv1d.weight [C, 1, taps]             the same name, a vector [C * taps]
  *
- * as transformers 5 and Qwen3.5 have experts, and as PyTorch has convolutions of single channels.
- */
+ * as transformers 5, Qwen3.5 and Mistral Small 4 have experts, and as PyTorch has convolutions of
+ * single channels. */
 #ifndef TESSERA_WEIGHTS_CHECKPOINT_VIEWS_H
 #define TESSERA_WEIGHTS_CHECKPOINT_VIEWS_H
 

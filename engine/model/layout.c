@@ -23,6 +23,7 @@
 #define GLM4_MLP_NORM "post_mlp_layernorm"
 #define Q_LATENT_NORM ATTN "q_a_layernorm"
 #define KV_LATENT_NORM ATTN "kv_a_layernorm"
+#define CORRECTION "e_score_correction_bias"
 #define Q_UP ATTN "q_b_proj.weight"
 #define KV_UP ATTN "kv_b_proj.weight"
 
@@ -99,7 +100,10 @@ static const struct param params[] = {
      {GLM "gate_proj.weight", GLM "up_proj.weight"}},
     {ROLE_ROUTER, true, MIXTURE_GLM, "mlp.gate", NULL, {"mlp.gate.weight"}},
     {ROLE_CORRECTION, true, MIXTURE_GLM, "mlp.gate.correction", NULL,
-     {"mlp.gate.e_score_correction_bias"}},
+     {"mlp.gate." CORRECTION}},
+    {ROLE_CORRECTION, true, MIXTURE_GLM, "mlp.gate.correction", NULL, {"mlp." CORRECTION}},
+    {ROLE_CORRECTION, true, MIXTURE_GLM, "mlp.gate.correction", NULL,
+     {"mlp.moe_statics." CORRECTION}},
     {ROLE_DOWN, true, MIXTURE_GLM, QWEN "down_proj", DOWN, {QWEN "down_proj.weight"}},
     {ROLE_DOWN, true, MIXTURE_GLM, QWEN "down_proj", DOWN, {GLM "down_proj.weight"}},
     {ROLE_GATE_UP, true, MIXTURE_MIXTRAL, QWEN "gate_up_proj", GATE_UP,
@@ -110,7 +114,7 @@ static const struct param params[] = {
      {MIXTRAL "w1.weight", MIXTRAL "w3.weight"}},
     {ROLE_ROUTER, true, MIXTURE_MINIMAX, "mlp.gate", NULL, {"block_sparse_moe.gate.weight"}},
     {ROLE_CORRECTION, true, MIXTURE_MINIMAX, "mlp.gate.correction", NULL,
-     {"block_sparse_moe.e_score_correction_bias"}},
+     {"block_sparse_moe." CORRECTION}},
     {ROLE_DOWN, true, MIXTURE_MINIMAX, QWEN "down_proj", DOWN, {MIXTRAL "w2.weight"}},
     {ROLE_GATE_UP, true, MIXTURE_GPT_OSS, QWEN "gate_up_proj", GATE_UP,
      {GPT_OSS "gate_up_proj_blocks"}},
@@ -175,6 +179,19 @@ static bool makes_queries(const struct model_config *m, const struct param *p)
                                                               : !m->fused_qkv && p->tensors[1];
 }
 
+/* Is it the tensor that this model has them in? */
+static bool has_corrections(const struct model_config *m, const struct param *p)
+{
+    static const char *const names[] = {
+        [CORRECTIONS_GATE] = "mlp.gate." CORRECTION,
+        [CORRECTIONS_MLP] = "mlp." CORRECTION,
+        [CORRECTIONS_STATICS] = "mlp.moe_statics." CORRECTION,
+        [CORRECTIONS_NONE] = "",
+    };
+    return m->mixture.kind == MIXTURE_MINIMAX ||
+           strcmp(p->tensors[0], names[m->mixture.corrections]) == 0;
+}
+
 static bool has_param(const struct model_config *m, const struct param *p)
 {
     if (p->role == ROLE_HEAD)
@@ -190,8 +207,8 @@ static bool has_param(const struct model_config *m, const struct param *p)
     if (p->role == ROLE_GATE_UP || p->role == ROLE_DOWN || p->mixture != MIXTURE_NONE)
         if (p->mixture != m->mixture.kind)
             return false;
-    if (p->role == ROLE_CORRECTION && m->mixture.softmax)
-        return false;
+    if (p->role == ROLE_CORRECTION)
+        return has_corrections(m, p);
     if (param_is_dense(p->role))
         return m->mixture.dense > 0;
     if (param_is_latent(p->role) && m->latent.value == 0)
@@ -232,8 +249,10 @@ static bool is_in_layer(const struct model_config *m, const struct param *p, int
  * has more than its texts take. */
 static const char *const ignored[] = {"model.layers.*.self_attn.rotary_emb.inv_freq",
                                       "model.rotary_emb.inv_freq",
-                                      "model.layers.*.*.*.input_scale",
-                                      "model.layers.*.*.*.activation_scale",
+                                      "model.layers.**.input_scale",
+                                      "model.layers.**.activation_scale",
+                                      "model.layers.**.gate_up_proj_activation_scale",
+                                      "model.layers.**.down_proj_activation_scale",
                                       "lm_head.weight",
                                       "vision_tower.**",
                                       "multi_modal_projector.**",
@@ -241,7 +260,11 @@ static const char *const ignored[] = {"model.layers.*.self_attn.rotary_emb.inv_f
                                       "model.multi_modal_projector.**",
                                       "visual.**",
                                       "model.visual.**",
-                                      "mtp.**"};
+                                      "mtp.**",
+                                      "model.mtp_block.**", /* ERNIE's */
+                                      "model.mtp_emb_norm.**",
+                                      "model.mtp_hidden_norm.**",
+                                      "model.mtp_linear_proj.**"};
 
 struct span layout_heads(const struct model_config *m, const struct flow *f, int32_t rank)
 {

@@ -392,6 +392,8 @@ static void fill_vector(const struct layout *l, const struct model_config *m, co
                           : p->role == ROLE_VALUE_LATENT_NORM ? m->latent.value
                                                               : m->hidden;
         add_elements(w, p->tensors[0], at, n, (struct span){0, n});
+        if (p->role == ROLE_CORRECTION && m->mixture.corrections == CORRECTIONS_STATICS)
+            w->slices[w->slice_count - 1].ndim = 2; /* [1, E] */
     }
     w->spec.cut[1] = w->spec.in;
 }
@@ -404,8 +406,8 @@ static bool is_vector(enum role role)
            role == ROLE_DECAY_BIAS || role == ROLE_RECURRENT_NORM;
 }
 
-/* Never quantised: what it chooses changes at once. MiniMax publishes it in F32 beside other types.
- */
+/* Never quantised: what it chooses changes at once. MiniMax and ERNIE publish it in F32 beside
+ * other types. */
 static void fill_router(const struct layout *l, const struct model_config *m, const struct param *p,
                         struct which at, struct local_weight *w)
 {
@@ -413,7 +415,10 @@ static void fill_router(const struct layout *l, const struct model_config *m, co
     add_slice(w, p->tensors[0], at, m->mixture.experts, m->hidden, all, in);
     if (p->tensors[1]) /* the gate of the shared experts */
         add_slice(w, p->tensors[1], at, 1, m->hidden, (struct span){0, 1}, in);
-    w->spec.dtype = m->mixture.kind == MIXTURE_MINIMAX ? DTYPE_F32 : l->flow->dtype;
+    const bool exact =
+        m->mixture.kind == MIXTURE_MINIMAX ||
+        (m->mixture.kind == MIXTURE_GLM && m->mixture.corrections == CORRECTIONS_STATICS);
+    w->spec.dtype = exact ? DTYPE_F32 : l->flow->dtype;
     w->spec.leaves = 1;
     w->spec.cut[1] = w->spec.in;
 }

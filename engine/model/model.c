@@ -293,6 +293,16 @@ out:
     return st;
 }
 
+/* With their positions, where a context may be that long. */
+static enum status grow_queries(struct model *m, struct view qkv, const struct rows *rows,
+                                struct err *err)
+{
+    return m->query_beta > 0
+               ? backend_scale_queries(m->b, qkv, &m->heads, rows->position, m->query_beta,
+                                       m->config->rope.original_max_position, err)
+               : OK;
+}
+
 /* Queries of latents, which are multiplied with their heads' keys' matrix, so that keys are latents
  * themselves. */
 static enum status queries(struct model *m, const struct layer *l, struct cview from,
@@ -332,6 +342,7 @@ static enum status latent_forward(struct model *m, const struct layer *l, const 
         TRY(backend_latent(m->b, query, qkv, cview_of(a), &l->latent.rules, err));
     if (queried)
         TRY(queries(m, l, cview_of(query), err));
+    TRY(grow_queries(m, qkv, rows, err));
     TRY(backend_rope_attend(m->b, values, qkv, &l->rules, rope, h, &l->attention, rows, m->kv,
                             l->kv.layer, err));
     *attn = parallel_input(p, l->o);
@@ -389,9 +400,7 @@ static enum status attention_forward(struct model *m, const struct layer *l,
     TRY(parallel_linear(p, &qkv, gated ? parallel_used(p) : n, l->qkv, err));
     if (l->joint.heads > 0)
         TRY(parallel_joint_norm(p, qkv, &l->joint, &m->heads, err));
-    if (m->query_beta > 0)
-        TRY(backend_scale_queries(m->b, qkv, &m->heads, rows->position, m->query_beta,
-                                  m->config->rope.original_max_position, err));
+    TRY(grow_queries(m, qkv, rows, err));
     *attn = parallel_input(p, l->o);
     TRY(backend_rope_attend(m->b, *attn, qkv, &l->rules, rope, &m->heads, &l->attention, rows,
                             m->kv, l->kv.layer, err));

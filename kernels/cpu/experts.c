@@ -135,34 +135,62 @@ static void close_groups(uint64_t *closed, const float *key, int32_t routed,
             closed[e / 64] |= (uint64_t)1 << e % 64;
 }
 
+/* A row's scores: sigmoids, or exponentials of logits less `max` over `all`. */
+struct scores {
+    const float *logit;
+    bool sigmoid;
+    float max, all;
+};
+
+static float score_of(const struct scores *s, int32_t e)
+{
+    return s->sigmoid ? numerics_sigmoid(s->logit[e]) : numerics_exp(s->logit[e] - s->max) / s->all;
+}
+
+/* For a choice by softmax that is corrected, which has to know them. */
+static void find_scores(struct scores *s, int32_t routed)
+{
+    float all = 0;
+    s->max = s->logit[0];
+    for (int32_t e = 1; e < routed; e++)
+        s->max = s->logit[e] > s->max ? s->logit[e] : s->max;
+    for (int32_t e = 0; e < routed; e++)
+        all += score_of(s, e);
+    s->all = all;
+}
+
 /* Those that are chosen by their scores. */
 static void route_scored(int32_t *expert, float *share, const float *logit, int32_t routed,
                          int32_t count, const struct routing_rules *rules)
 {
     uint64_t closed[BACKEND_EXPERTS_MAX / 64] = {0}, taken[BACKEND_EXPERTS_MAX / 64];
     float corrected[BACKEND_EXPERTS_MAX];
+    struct scores s = {logit, rules->sigmoid, 0, 1};
+    const bool known = rules->correction && !rules->sigmoid;
     const float *key = rules->correction ? corrected : logit;
     float total = 0;
     int32_t n = 0;
+    if (known)
+        find_scores(&s, routed);
     for (int32_t e = 0; e < routed && rules->correction; e++)
-        corrected[e] = numerics_sigmoid(logit[e]) + rules->correction[e];
+        corrected[e] = score_of(&s, e) + rules->correction[e];
     close_groups(closed, key, routed, rules);
     memcpy(taken, closed, sizeof taken);
-    const float max = logit[choose(taken, key, routed, count)];
+    const int32_t first = choose(taken, key, routed, count);
+    if (!known)
+        s.max = logit[first];
     for (int32_t e = 0; e < routed; e++) {
         const bool mine = ((taken[e / 64] & ~closed[e / 64]) >> e % 64 & 1) != 0;
         if (!mine && rules->among)
             continue;
-        const float score =
-            rules->sigmoid ? numerics_sigmoid(logit[e]) : numerics_exp(logit[e] - max);
+        const float score = score_of(&s, e);
         total += score;
         if (mine) {
             expert[n] = e;
             share[n++] = score;
         }
     }
-    if (rules->sigmoid)
-        total = rules->among ? total + NUMERICS_SCORES_LEAST : 1.0f;
+    total = numerics_divisor(total, rules->among, rules->sigmoid, known);
     for (int32_t i = 0; i < count; i++)
         share[i] = share[i] / total * rules->scale;
 }

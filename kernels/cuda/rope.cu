@@ -44,6 +44,8 @@ __global__ void scale_queries_kernel(struct elements qkv, const int32_t *positio
     const int64_t x = (int64_t)blockIdx.x * cols + (int64_t)blockIdx.y * dim;
     launch_release();
     launch_wait();
+    if (position[blockIdx.x] < original) /* by 1 */
+        return;
     const float by = numerics_query_scale(position[blockIdx.x], beta, original);
     for (int32_t i = (int32_t)threadIdx.x; i < dim; i += (int32_t)blockDim.x)
         put_element(qkv, x + i, get_elements<1>(qkv, x + i).e[0] * by);

@@ -19,12 +19,37 @@ struct routes {
     struct routing_rules rules;
 };
 
+/* A row's scores: sigmoids, or exponentials of logits less `max` over `all`. */
+struct scores {
+    const float *logit;
+    bool sigmoid;
+    float max, all;
+};
+
+DEVICE float score_of(const struct scores &s, int32_t e)
+{
+    return s.sigmoid ? numerics_sigmoid(s.logit[e]) : numerics_exp(s.logit[e] - s.max) / s.all;
+}
+
+/* For a choice by softmax that is corrected, which has to know them. By a warp. */
+DEVICE void find_scores(struct scores *s, int32_t experts)
+{
+    const int32_t lane = (int32_t)threadIdx.x % WARP;
+    float max = -INFINITY, all = 0;
+    for (int32_t e = lane; e < experts; e += WARP)
+        max = maximum()(max, s->logit[e]);
+    s->max = reduce_lanes<WARP>(max, maximum());
+    for (int32_t e = lane; e < experts; e += WARP)
+        all += score_of(*s, e);
+    s->all = reduce_lanes<WARP>(all, plus());
+}
+
 /* What each expert is chosen by, made once: for the warp, in shared memory. */
-DEVICE void find_keys(float *key, const float *logit, const struct routes &r)
+DEVICE void find_keys(float *key, const struct scores &s, const struct routes &r)
 {
     const float *correction = r.rules.correction;
     for (int32_t e = (int32_t)threadIdx.x % WARP; e < r.experts; e += WARP)
-        key[e] = correction == nullptr ? logit[e] : numerics_sigmoid(logit[e]) + correction[e];
+        key[e] = correction == nullptr ? s.logit[e] : score_of(s, e) + correction[e];
     __syncwarp();
 }
 
@@ -157,19 +182,19 @@ __global__ void route_kernel(struct routes r)
         return;
     const int32_t shared = r.rules.shared, chosen = r.chosen + shared;
     const float *logit = r.logits + row * (r.experts + r.rules.gated);
+    struct scores s = {logit, r.rules.sigmoid, 0, 1};
+    const bool known = r.rules.correction != nullptr && !s.sigmoid;
     float max = 0, total = 0;
-    find_keys(key, logit, r);
+    if (known)
+        find_scores(&s, r.experts);
+    find_keys(key, s, r);
     const uint32_t out = r.rules.groups > 0 ? leave_out(key, r, score) : 0;
     const uint32_t taken = choose(key, logit, r, out, &max);
-    const auto score_of = [&](int32_t e) {
-        return r.rules.sigmoid ? numerics_sigmoid(logit[e]) : numerics_exp(logit[e] - max);
-    };
+    s.max = known ? s.max : max;
     for (int32_t e = lane; e < r.experts; e += WARP)
         if (is_taken(taken, e) || !r.rules.among)
-            total += score_of(e);
-    total = reduce_lanes<WARP>(total, plus());
-    if (r.rules.sigmoid)
-        total = r.rules.among ? total + NUMERICS_SCORES_LEAST : 1.0f;
+            total += score_of(s, e);
+    total = numerics_divisor(reduce_lanes<WARP>(total, plus()), r.rules.among, s.sigmoid, known);
     int32_t n = 0;
     for (int32_t begin = 0; begin < r.experts; begin += WARP) {
         const bool mine = is_taken(taken, begin);
@@ -177,7 +202,7 @@ __global__ void route_kernel(struct routes r)
         const int64_t at = row * chosen + n + __popc(all & ((1u << lane) - 1));
         if (mine) {
             r.expert[at] = begin + lane;
-            r.share[at] = score_of(begin + lane) / total * r.rules.scale;
+            r.share[at] = score_of(s, begin + lane) / total * r.rules.scale;
         }
         n += __popc(all);
     }

@@ -6,13 +6,27 @@
 #include <math.h>
 #include <stdlib.h>
 
+/* Score of expert e of row t among n. */
+static double score_of(struct cview logits, int32_t t, int32_t e, int32_t n,
+                       const struct routing_rules *rules)
+{
+    double max = -INFINITY, sum = 0;
+    if (rules->sigmoid)
+        return ref_sigmoid((double)ref_at(logits, t, e));
+    for (int32_t i = 0; i < n; i++)
+        max = fmax(max, (double)ref_at(logits, t, i));
+    for (int32_t i = 0; i < n; i++)
+        sum += exp((double)ref_at(logits, t, i) - max);
+    return exp((double)ref_at(logits, t, e) - max) / sum;
+}
+
 /* What experts of row t are chosen by. */
-static float choice_key(struct cview logits, int32_t t, int32_t e,
+static float choice_key(struct cview logits, int32_t t, int32_t e, int32_t n,
                         const struct routing_rules *rules)
 {
     if (!rules->correction)
         return ref_at(logits, t, e);
-    return (float)ref_sigmoid((double)ref_at(logits, t, e)) + rules->correction[e];
+    return (float)score_of(logits, t, e, n, rules) + rules->correction[e];
 }
 
 /* Of n keys the largest that is not taken; nothing is greater than a NaN that comes first. */
@@ -53,7 +67,7 @@ static void choose(struct cview logits, int32_t t, int32_t n, const struct routi
     float key[BACKEND_EXPERTS_MAX];
     int32_t found = 0;
     for (int32_t e = 0; e < n; e++)
-        key[e] = choice_key(logits, t, e, rules);
+        key[e] = choice_key(logits, t, e, n, rules);
     if (rules->groups > 0)
         take_groups(taken, key, n, rules);
     for (int32_t i = 0; i < count; i++) {
@@ -65,14 +79,6 @@ static void choose(struct cview logits, int32_t t, int32_t n, const struct routi
             expert[found++] = e;
 }
 
-/* An expert's score, but for what is the same for all of the row's. */
-static double score_of(struct cview logits, int32_t t, int32_t e, const struct routing_rules *rules,
-                       double max)
-{
-    const double logit = (double)ref_at(logits, t, e);
-    return rules->sigmoid ? ref_sigmoid(logit) : exp(logit - max);
-}
-
 void ref_route(struct backend *b, const struct routing *r, struct cview logits,
                const struct routing_rules *rules)
 {
@@ -81,17 +87,15 @@ void ref_route(struct backend *b, const struct routing *r, struct cview logits,
     for (int32_t t = 0; t < logits.rows; t++) {
         int32_t *expert = r->expert + (ptrdiff_t)t * r->chosen;
         float *share = r->share + (ptrdiff_t)t * r->chosen;
-        double total = rules->sigmoid ? 1e-20 : 0, max = -INFINITY;
+        double total = rules->sigmoid ? 1e-20 : 0;
         choose(logits, t, routed, rules, expert, count);
-        for (int32_t e = 0; e < routed; e++)
-            max = fmax(max, (double)ref_at(logits, t, e));
-        for (int32_t i = 0; i < (rules->among ? count : routed); i++)
-            total += score_of(logits, t, rules->among ? expert[i] : i, rules, max);
-        if (rules->sigmoid && !rules->among)
-            total = 1;
         for (int32_t i = 0; i < count; i++)
-            share[i] =
-                (float)(score_of(logits, t, expert[i], rules, max) / total * (double)rules->scale);
+            total += score_of(logits, t, expert[i], routed, rules);
+        if (rules->correction && !rules->sigmoid)
+            total = fmax(total, 1e-12);
+        for (int32_t i = 0; i < count; i++)
+            share[i] = (float)(score_of(logits, t, expert[i], routed, rules) /
+                               (rules->among ? total : 1) * (double)rules->scale);
         for (int32_t i = count; i < r->chosen; i++) {
             expert[i] = routed + i - count;
             share[i] = rules->gated ? (float)ref_sigmoid((double)ref_at(logits, t, routed)) : 1;

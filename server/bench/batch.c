@@ -186,7 +186,7 @@ static void run_task(struct batch *b, const struct task *t)
 /* What is wrong with a line, whose name is not given where another line may have it. */
 static void put_bad_line(struct batch *b, struct task *t, bool named, const char *why)
 {
-    char message[600];
+    char message[sizeof(struct err) + 32];
     snprintf(message, sizeof message, "line %lld: %s", (long long)t->line, why);
     if (!named) {
         free(t->request.custom_id);

@@ -3,13 +3,17 @@ the same weights widened to F32 by numpy and ml_dtypes, at every number of ranks
 
 import copy
 import json
+import sys
 
 import numpy
 import pytest
 
 import checkpoint
 import fp8
-from harness import run
+from harness import ROOT, run
+
+sys.path.insert(0, str(ROOT / "tests/oracle"))
+import llama_numpy  # noqa: E402  (lives in the folder just added)
 
 PROMPTS = ["Once upon a time, there was a little", "Tom and Anna went to the river. The fox said"]
 CHANNEL, BLOCK, TENSOR = (1, 0), (128, 128), (0, 0)
@@ -275,3 +279,57 @@ def test_tools(tmp_path):
     assert all(part["rows"] == [0, rows] for part in scales["slices"])
     done = run("synth", "--config", model / "config.json", "-o", tmp_path / "synth")
     assert done.returncode == 2 and "quantization_config" in done.stderr
+
+
+def stacked(directory, both):
+    """Mistral Small 4's golden as its file is in fp8: all experts of a layer in two tensors of
+    codes, each expert with a scale, or one of its gates and one of its ups; scales of activations
+    beside them. And what these codes mean, in F32."""
+    like = checkpoint.GOLDEN / "mistral4_f32"
+    coded, plain = {}, {}
+
+    def put(name, codes, scales, inverse, activation):
+        coded.update({name: codes, inverse: scales.reshape(-1)[0] if codes.ndim == 2 else scales,
+                      activation: numpy.full(len(scales), 0.5, numpy.float32)})
+        whole = scales if codes.ndim == 2 else numpy.repeat(
+            scales, codes.shape[1] // scales.shape[1], 1)
+        plain[name] = codes.astype(numpy.float32) * whole
+
+    for name, values in fp8.read(like).items():
+        if ".experts." in name:
+            halves = 2 if both and "gate_up" in name else 1
+            each = [fp8.quantize(half, TENSOR) for one in values
+                    for half in numpy.split(one, halves)]
+            codes = numpy.concatenate([one for one, _ in each]).reshape(values.shape)
+            scales = numpy.array([scale for _, scale in each]).reshape(len(values), halves, 1)
+            put(name, codes, scales, name + "_scale_inv", name + "_activation_scale")
+        elif fp8.is_linear(name):
+            module = name.removesuffix(".weight")
+            put(name, *fp8.quantize(values, TENSOR), name + "_scale_inv",
+                module + ".activation_scale")
+        else:
+            coded[name] = plain[name] = values
+    fp8.write(directory / "coded", coded, like,
+              quantization_config={**fp8.TENSOR, "weight_block_size": None})
+    return directory / "coded", fp8.write(directory / "plain", plain, like)
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_stacked_experts(serve, tmp_path, both):
+    coded, plain = stacked(tmp_path, both)
+    prompt, _ = checkpoint.golden_runs("mistral4_f32")[0]
+    wanted, _ = llama_numpy.greedy(plain, prompt, 24)
+    for ranks in (1, 2, 3):
+        assert serve(coded, *FLOAT, "-tp", ranks).token_ids(prompt, 24) == wanted
+    shards = tmp_path / "shards"
+    assert run("shard", coded, "-tp", 2, "-o", shards).returncode == 0
+    assert serve(shards, *FLOAT, "-tp", 3).token_ids(prompt, 24) == wanted
+    tensors = fp8.read(coded)
+    del tensors["model.layers.1.mlp.experts.down_proj_scale_inv"]
+    done = run("plan", fp8.write(tmp_path / "less", tensors, coded))
+    assert done.returncode == 3
+    assert "model.layers.1.mlp.experts.0.down_proj.weight_scale" in done.stderr
+    odd = {**fp8.read(coded)}
+    odd["model.layers.0.mlp.experts.gate_up_proj_scale_inv"] = numpy.ones((10, 3, 1), numpy.float32)
+    done = run("plan", fp8.write(tmp_path / "odd", odd, coded))
+    assert done.returncode == 3 and "gate_up_proj_scale_inv" in done.stderr

@@ -182,11 +182,13 @@ def newer(key):
     ("ministral3_f32", lambda key: "language_model." + key,
      {"model_type": "mistral3", "inner": "ministral3", "image_token_index": 10,
       "tie_word_embeddings": True}),
+    ("mistral4_f32", lambda key: "language_model." + key,
+     {"model_type": "mistral3", "inner": "mistral4", "image_token_index": 10}),
     ("qwen2_f32", str, {"model_type": "qwen2_5_vl", "inner": None, "rope_theta": 10000.0,
                         "rope_scaling": {"type": "mrope", "mrope_section": [1, 2, 1]}}),
     ("qwen2_f32", newer, {"model_type": "qwen2_vl", "inner": "qwen2_vl_text"}),
     ("qwen3_f32", newer, {"model_type": "qwen3_vl", "inner": "qwen3_vl_text"})],
-    ids=["mistral3", "ministral3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"])
+    ids=["mistral3", "ministral3", "mistral4", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"])
 def test_others_that_see(serve, tmp_path, name, prefix, config):
     """As they are published. transformers' classes give texts the golden's logits, too."""
     model = seeing(tmp_path, name, prefix, **config)

@@ -462,6 +462,85 @@ SPECS = (
                 "partial_rotary_factor": 1.0, "q_lora_rank": 36, "qk_nope_head_dim": 48,
                 "qk_rope_head_dim": 16, "routed_scaling_factor": 1.8, "topk_group": 1,
                 "topk_method": "noaux_tc", "v_head_dim": 64}),
+    # As Mistral Small 4's file, as transformers names its tensors: latents, queries that grow with
+    # their positions, shares of a softmax over those chosen, all layers with experts.
+    Spec("mistral4_f32", 1, "float32", tied=False, vocab=235, hidden=64, layers=2, heads=5,
+         kv_heads=5, mlp=106, head_dim=32, family="Mistral4", omit=("head_dim",),
+         scaling={**MINISTRAL_YARN, "partial_rotary_factor": 0.5},
+         extra={"attention_bias": False, "first_k_dense_replace": 0, "kv_lora_rank": 48,
+                "moe_intermediate_size": 26, "n_group": 1, "n_routed_experts": 10,
+                "n_shared_experts": 1, "norm_topk_prob": True, "num_experts_per_tok": 3,
+                "q_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16,
+                "rope_interleave": True, "routed_scaling_factor": 1.0, "topk_group": 1,
+                "v_head_dim": 32}),
+    # Queries of the row, a dense layer, two shared experts.
+    Spec("mistral4_plain_f32", 21, "float32", tied=False, vocab=239, hidden=64, layers=3, heads=4,
+         kv_heads=4, mlp=96, head_dim=64, family="Mistral4", omit=("head_dim",),
+         scaling={**MINISTRAL_YARN, "llama_4_scaling_beta": 0.5, "partial_rotary_factor": 0.25},
+         extra={"first_k_dense_replace": 1, "kv_lora_rank": 32, "moe_intermediate_size": 32,
+                "n_routed_experts": 12, "n_shared_experts": 2, "num_experts_per_tok": 4,
+                "q_lora_rank": None, "qk_nope_head_dim": 48, "qk_rope_head_dim": 16,
+                "routed_scaling_factor": 0.75, "v_head_dim": 48}),
+    # As Youtu-LLM-2B's file: latents, and plain MLPs.
+    Spec("youtu_f32", 22, "float32", tied=True, vocab=227, hidden=60, layers=2, heads=4,
+         kv_heads=4, mlp=90, head_dim=16, rope_theta=1600000.0, family="Youtu", omit=("head_dim",),
+         extra={"attention_bias": False, "kv_lora_rank": 32, "q_lora_rank": 40,
+                "qk_nope_head_dim": 48, "qk_rope_head_dim": 16, "rms_norm_eps": 1e-6,
+                "rope_interleave": True, "v_head_dim": 32}),
+    # As ERNIE-4.5-21B-A3B's file: corrections of scores by softmax, a dense layer, shared experts,
+    # neighbours turn together.
+    Spec("ernie4_5_moe_f32", 30, "float32", tied=True, vocab=229, hidden=60, layers=3, heads=5,
+         kv_heads=1, mlp=90, head_dim=12, dialect="old", rope_theta=500000.0,
+         family="Ernie4_5_Moe", model_type="ernie4_5_moe", omit=("head_dim", "rope_scaling"),
+         extra={"moe_capacity": [64, 64, 64], "moe_gate": "topk", "moe_intermediate_size": 26,
+                "moe_k": 3, "moe_layer_end_index": 2, "moe_layer_interval": 1,
+                "moe_layer_start_index": 1, "moe_num_experts": 10, "moe_num_shared_experts": 2,
+                "moe_use_aux_free": True, "num_nextn_predict_layers": 1, "use_bias": False}),
+    # As ERNIE-4.5-300B-A47B's: no shared experts.
+    Spec("ernie4_5_moe_bf16", 3, "bfloat16", tied=False, vocab=233, hidden=64, layers=2, heads=4,
+         kv_heads=2, mlp=96, head_dim=16, rope_theta=500000.0, family="Ernie4_5_Moe",
+         model_type="ernie4_5_moe",
+         extra={"moe_intermediate_size": 32, "moe_k": 4, "moe_layer_end_index": -1,
+                "moe_layer_start_index": 0, "moe_num_experts": 8, "moe_num_shared_experts": 0}),
+    # As EXAONE-4.0-32B's file: norms of heads and behind attention and MLP alone; only layers that
+    # slide turn.
+    Spec("exaone4_f32", 4, "float32", tied=False, vocab=233, hidden=60, layers=4, heads=6,
+         kv_heads=2, mlp=90, head_dim=16, dialect="old", rope_theta=1000000.0, family="Exaone4",
+         scaling=LLAMA3_SCALING,
+         extra={"layer_types": ["sliding_attention", "full_attention", "sliding_attention",
+                                "full_attention"],
+                "sliding_window": 20, "sliding_window_pattern": "LG"}),
+    # As EXAONE-4.0-1.2B's: no window, all turn.
+    Spec("exaone4_plain_f32", 63, "float32", tied=False, vocab=229, hidden=60, layers=3, heads=6,
+         kv_heads=1, mlp=90, head_dim=16, rope_theta=1000000.0, family="Exaone4",
+         extra={"layer_types": ["full_attention"] * 3, "sliding_window": None,
+                "sliding_window_pattern": None}),
+    # As K-EXAONE-236B's file: the same before its norms were moved back, with a mixture; no list of
+    # layers: every fourth is full.
+    Spec("exaone_moe_f32", 0, "float32", tied=False, vocab=231, hidden=60, layers=4, heads=4,
+         kv_heads=2, mlp=90, head_dim=16, rope_theta=1000000.0, family="ExaoneMoe",
+         model_type="exaone_moe",
+         extra={"first_k_dense_replace": 1, "moe_intermediate_size": 26, "n_group": 1,
+                "norm_topk_prob": True, "num_experts": 10, "num_experts_per_tok": 3,
+                "num_shared_experts": 1, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid",
+                "sliding_window": 20, "topk_group": 1}),
+    # As dots.llm1's file, whose scores are called by their method.
+    Spec("dots1_f32", 18, "float32", tied=False, vocab=237, hidden=60, layers=3, heads=4,
+         kv_heads=4, mlp=106, head_dim=16, dialect="old", rope_theta=10000000.0,
+         family="Dots1",
+         extra={"attention_bias": False, "first_k_dense_replace": 1, "max_window_layers": 3,
+                "moe_intermediate_size": 26, "moe_layer_freq": 1, "n_group": 1,
+                "n_routed_experts": 10, "n_shared_experts": 2, "norm_topk_prob": True,
+                "num_experts_per_tok": 3, "routed_scaling_factor": 2.5,
+                "scoring_func": "noaux_tc", "sliding_window": None, "topk_group": 1}),
+    # As Solar-Open-100B's file: a mixture in every layer.
+    Spec("solar_open_f32", 0, "float32", tied=False, vocab=239, hidden=60, layers=2, heads=6,
+         kv_heads=2, mlp=90, head_dim=16, rope_theta=1000000.0, family="SolarOpen",
+         model_type="solar_open", scaling=YARN,
+         extra={"attention_bias": False, "first_k_dense_replace": 0,
+                "moe_intermediate_size": 22, "n_group": 1, "n_routed_experts": 10,
+                "n_shared_experts": 1, "norm_topk_prob": True, "num_experts_per_tok": 4,
+                "routed_scaling_factor": 1.0, "topk_group": 1}),
     # As Qwen3-Next's file: every other layer here recurs, by an interval; what is made of a row by
     # key head; a shared expert; a quarter of each head turns, which nothing says.
     Spec("qwen3_next_f32", 19, "float32", tied=False, vocab=229, hidden=60, layers=4, heads=4,
@@ -633,7 +712,7 @@ def random_model(spec, rng):
     text = "Text" if spec.family in ("Gemma3", "Qwen3_5", "Qwen3_5Moe") else ""
     configuration = getattr(transformers, f"{spec.family}{text}Config")
     config = configuration(**config_dict(spec, "new"), **EAGER)
-    model = getattr(transformers, f"{spec.family}ForCausalLM")(config).float().eval()
+    model = plain_scores(getattr(transformers, f"{spec.family}ForCausalLM")(config).float().eval())
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
             noise = rng.standard_normal(tuple(parameter.shape))
@@ -665,6 +744,16 @@ def random_model(spec, rng):
                     value = np.abs(value)
                 buffer.copy_(torch.from_numpy(value))
     return widened(model, DTYPES[spec.dtype])
+
+
+def plain_scores(model):
+    """Mistral 4 as it was published: YaRN without its magnitude (apply_scale false in Mistral's own
+    format). transformers had it so until July 2026 (pull request 47435); vLLM (57563) and SGLang
+    (26203) measured what multiplying scores costs."""
+    if isinstance(model, transformers.Mistral4ForCausalLM):
+        for layer in model.model.layers:
+            layer.self_attn.scaling = layer.self_attn.qk_head_dim ** -0.5
+    return model
 
 
 def widened(model, dtype):
@@ -792,8 +881,8 @@ def greedy(model, prompt, give_up=False):
 def is_steady(spec, model, ids):
     """Whether rounding to bfloat16 changes no choice of experts, or none that matters; with latents,
     which GPUs round in more places, nor does some noise. What recurs remembers errors."""
-    if spec.dtype != "bfloat16" or not {"num_experts_per_tok", "linear_num_key_heads"} & set(
-            spec.extra):
+    touchy = {"num_experts_per_tok", "moe_k", "linear_num_key_heads"} & set(spec.extra)
+    if spec.dtype != "bfloat16" or not touchy:
         return True
     exact = prompt_logits(model, ids)
     trials = [None]
@@ -865,8 +954,10 @@ def save_checkpoint(directory, spec, model):
 
 
 def load(directory):
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        directory, dtype="auto", **EAGER).eval()
+    family = transformers.AutoModelForCausalLM
+    if "mistral4" in directory.name:  # which transformers 5.23 has, and not in that list
+        family = transformers.Mistral4ForCausalLM
+    return plain_scores(family.from_pretrained(directory, dtype="auto", **EAGER).eval())
 
 
 def check_dialects(directory, spec, ids, expected):

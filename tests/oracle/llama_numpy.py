@@ -38,23 +38,30 @@ GEMMA = ("gemma", "gemma2", "gemma3_text")
 GLM = ("glm", "glm4")
 HALVES = (*GLM, "glm4_moe")  # whose heads turn by half, if nothing else is said
 OLMO = ("olmo2", "olmo3", "olmoe")
-PLAIN = ("ernie4_5", *GLM, "granite", "llama", "ministral3", "mistral", "olmo2", "olmo3", "phi3",
-         "qwen2", "qwen3", "seed_oss", "smollm3")
-LATENTS = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite")
-MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss", "olmoe", "minimax_m2",
-            *recurrent_numpy.MIXTURES, *LATENTS)
+EXAONE = ("exaone4", "exaone_moe")
+PLAIN = ("ernie4_5", "exaone4", *GLM, "granite", "iquestcoder", "llama", "ministral3", "mistral",
+         "olmo2", "olmo3", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3", "youtu")
+V3_LATENTS = ("deepseek_v3", "kimi_k2", "glm4_moe_lite", "mistral4")
+LATENTS = ("deepseek_v2", *V3_LATENTS, "youtu")
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "dots1", "ernie4_5_moe", "exaone_moe", "glm4_moe",
+            "gpt_oss", "olmoe", "minimax_m2", "solar_open", *recurrent_numpy.MIXTURES,
+            "deepseek_v2", *V3_LATENTS)
+AMONG = ("mixtral", "gpt_oss", "minimax_m2", "qwen3_5_moe_text", "ernie4_5_moe")
 BIASES = (*GLM, "glm4_moe", "gpt_oss", "granite", *OLMO, "seed_oss",
           "smollm3")  # whose attention_bias may be true
-NO_WINDOWS = ("llama", "gemma", "granite", "seed_oss", "ernie4_5", "glm4_moe", "minimax_m2",
-              "olmo2", "olmoe", *GLM, *LATENTS)
+NO_WINDOWS = ("llama", "gemma", "granite", "seed_oss", "ernie4_5", "ernie4_5_moe", "glm4_moe",
+              "iquestcoder", "minimax_m2", "olmo2", "olmoe", "solar_open", *GLM, *LATENTS)
 TWO_ROTATIONS = ("gemma3_text", "olmo3")  # one of the layers with a window
-THETAS = {"ernie4_5": 500000.0, "gemma3_text": 1000000.0, "minimax_m2": 5000000.0,
-          "olmo3": 500000.0, "smollm3": 2000000.0}
-EPSILONS = {"ernie4_5": 1e-5, "glm4_moe_lite": 1e-5, "glm": 1.5625e-7, "glm4": 1.5625e-7,
-            **dict.fromkeys(OLMO, 1e-5)}
-HEAD_DIMS = {"gemma": 256, "gemma2": 256, "gemma3_text": 256, "minimax_m2": 128}
+THETAS = {"ernie4_5": 500000.0, "ernie4_5_moe": 500000.0, "gemma3_text": 1000000.0,
+          "minimax_m2": 5000000.0, "olmo3": 500000.0, "smollm3": 2000000.0,
+          "solar_open": 1000000.0}
+EPSILONS = {"ernie4_5": 1e-5, "ernie4_5_moe": 1e-5, "glm4_moe_lite": 1e-5, "glm": 1.5625e-7,
+            "glm4": 1.5625e-7, "iquestcoder": 1e-5, "solar_open": 1e-5,
+            **dict.fromkeys((*OLMO, *EXAONE), 1e-5)}
+HEAD_DIMS = {"gemma": 256, "gemma2": 256, "gemma3_text": 256, "iquestcoder": 128,
+             "minimax_m2": 128, "solar_open": 128}
 LATENT_EPSILON = 1e-6  # of latents' norms, whatever rms_norm_eps is
-SCALES = {"deepseek_v3": 2.5, "kimi_k2": 2.5, "glm4_moe_lite": 1.8}
+SCALES = {"deepseek_v3": 2.5, "kimi_k2": 2.5, "exaone_moe": 2.5, "glm4_moe_lite": 1.8}
 GROUPS = {"deepseek_v3": (8, 4), "kimi_k2": (8, 4)}
 GEMMA_NORMS = ("post_attention_layernorm", "pre_feedforward_layernorm",
                "post_feedforward_layernorm")
@@ -188,9 +195,17 @@ def split_fused(directory, weights):
 
 def split_experts(weights):
     """gpt-oss has all experts in one tensor, MXFP4: groups of 32 columns, two codes a byte and a
-    power of two for each group; gates and ups take turns. Here they are apart."""
+    power of two for each group; gates and ups take turns. So has Mistral 4, ups behind gates. Here
+    they are apart."""
     split = {}
     for name, values in weights.items():
+        both = re.fullmatch(r"(.*experts\.)(gate_up|down)_proj", name)
+        for e, one in enumerate(values if both else ()):
+            keys = both[2].split("_")
+            for key, rows in zip(keys, np.split(one, len(keys))):
+                split[f"{both[1]}{e}.{key}_proj.weight"] = rows
+        if both:
+            continue
         part = re.fullmatch(r"(.*experts\.)(gate_up|down)_proj_(blocks|bias)", name)
         if part and part[3] == "blocks":
             codes = np.stack([E2M1[values & 15], E2M1[values >> 4]], axis=-1)
@@ -224,6 +239,8 @@ def read_weights(directory):
 def turns_of(raw):
     """Of each layer, whether its queries and keys turn."""
     layers = range(raw["num_hidden_layers"])
+    if raw["model_type"] in EXAONE and raw.get("sliding_window", 4096) is not None:
+        return [window > 0 for window in windows_of(raw)]
     if raw["model_type"] != "smollm3":
         return [True for _ in layers]
     if raw.get("no_rope_layers"):
@@ -244,14 +261,14 @@ def windows_of(raw):
         slides = [True for _ in layers]
     elif raw.get("layer_types"):
         slides = [given == "sliding_attention" for given in raw["layer_types"]]
-    elif "gemma" in kind or kind in ("gpt_oss", "olmo3"):
+    elif "gemma" in kind or kind in ("gpt_oss", "olmo3", *EXAONE):
         pattern = raw.get("sliding_window_pattern", 6) if kind == "gemma3_text" else \
-            4 if kind == "olmo3" else 2
+            4 if kind in ("olmo3", *EXAONE) else 2
         slides = [(i + 1) % pattern != 0 for i in layers]
     elif kind == "smollm3":
         slides = [not turns for turns in turns_of(raw)]
     else:
-        slides = [i >= raw.get("max_window_layers", 28) for i in layers]
+        slides = [i >= raw.get("max_window_layers", 62 if kind == "dots1" else 28) for i in layers]
     return [window if one else 0 for one in slides]
 
 
@@ -292,9 +309,11 @@ def embed_scale_of(raw):
 def latent_of(raw):
     if raw["model_type"] not in LATENTS:
         return None
-    default = (768, 192, 256) if raw["model_type"] == "glm4_moe_lite" else (1536, 128, 128)
+    kind = raw["model_type"]
+    default = (768, 192, 256) if kind == "glm4_moe_lite" else \
+        (1024, 64, 128) if kind == "mistral4" else (1536, 128, 128)
     return Latent(query=raw.get("q_lora_rank", default[0]) or 0,
-                  value=raw.get("kv_lora_rank", 512),
+                  value=raw.get("kv_lora_rank", 256 if kind == "mistral4" else 512),
                   turns=raw.get("qk_rope_head_dim", 64),
                   plain=raw.get("qk_nope_head_dim", default[1]),
                   head=raw.get("v_head_dim", default[2]))
@@ -302,8 +321,9 @@ def latent_of(raw):
 
 def latent_scalar(latent, scaling):
     """Scores are divided by its root: the width of a query, less what YaRN's mscale_all_dim makes
-    of them, twice."""
-    all_dim = scaling.get("mscale_all_dim", 0) if scaling["rope_type"] != "default" else 0
+    of them, twice, but for Mistral 4."""
+    plain = scaling["rope_type"] == "default" or "llama_4_scaling_beta" in scaling
+    all_dim = 0 if plain else scaling.get("mscale_all_dim", 0)
     factor = max(scaling.get("factor", 1), 1)
     return (latent.plain + latent.turns) / (0.1 * all_dim * math.log(factor) + 1) ** 4
 
@@ -349,6 +369,8 @@ def read_config(directory):
     if kind == "minimax_m2":
         turned = raw.get("rotary_dim", head_dim) / head_dim
     partial = scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor", turned))
+    if kind == "mistral4":  # whose factor is of a whole query
+        partial = partial * (latent.plain + latent.turns) / latent.turns
     if not known or partial != 1 and kind not in ("phi3", "minimax_m2", *HALVES, *RECURRENT):
         unsupported.append("rope")
     if raw.get("mlp_only_layers") or raw.get("decoder_sparse_step", 1) != 1:
@@ -369,18 +391,19 @@ def read_config(directory):
         kv_heads=raw.get("num_key_value_heads") or heads,
         head_dim=head_dim,
         rotary_dim=int(head_dim * partial),
-        interleaved=kind in ("ernie4_5", "deepseek_v2", *GLM)
+        interleaved=kind in ("ernie4_5", "ernie4_5_moe", "deepseek_v2", *GLM)
         or bool(latent) and raw.get("rope_interleave", True),
         eps=raw.get("rms_norm_eps", EPSILONS.get(kind, 1e-6)),
-        tied=raw.get("tie_word_embeddings", gemma or kind in ("ernie4_5", "smollm3")),
+        tied=raw.get("tie_word_embeddings",
+                     gemma or kind in ("ernie4_5", "ernie4_5_moe", "smollm3", "youtu")),
         theta=theta,
         scaling=scaling,
         local=local,
         windows=windows_of(raw),
         turns=turns_of(raw),
-        chosen=raw["num_experts_per_tok"] if mixture else 0,
-        among=kind in ("mixtral", "gpt_oss", "minimax_m2", "qwen3_5_moe_text")
-        or raw.get("norm_topk_prob", kind in ("glm4_moe", *LATENTS) and kind != "deepseek_v2"),
+        chosen=raw.get("moe_k", raw.get("num_experts_per_tok")) if mixture else 0,
+        among=kind in AMONG or raw.get("norm_topk_prob", kind in (
+            "glm4_moe", "exaone_moe", "solar_open", *V3_LATENTS)),
         scale=raw.get("routed_scaling_factor", SCALES.get(kind, 1.0)),
         groups=groups_of(raw),
         latent=latent,
@@ -542,14 +565,16 @@ def choose(config, scores, corrected):
 
 def mixture(config, weights, prefix, y, met):
     """The experts of each row of y by their shares: parts of the softmax, or, where the choice has
-    corrections, sigmoids.  Added to that: the MLP that all rows share."""
+    corrections, sigmoids, but for ERNIE.  Added to that: the MLP that all rows share."""
     mixtral = f"{prefix}block_sparse_moe.gate.weight" in weights
     where = f"{prefix}block_sparse_moe." if mixtral else f"{prefix}mlp."
     gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
     router = f"{where}router" if f"{where}router.weight" in weights else f"{where}gate"
     shares = y @ weights[f"{router}.weight"].T + weights.get(f"{router}.bias", 0.0)
-    corrections = weights.get(f"{where if mixtral else router + '.'}e_score_correction_bias")
-    if corrections is not None:
+    statics = weights.get(f"{where}moe_statics.e_score_correction_bias")  # ERNIE's
+    corrections = weights.get(f"{router}.e_score_correction_bias", weights.get(
+        f"{where}e_score_correction_bias", statics if statics is None else statics[0]))
+    if corrections is not None and statics is None:
         shares = sigmoid(shares)
     else:
         shares = np.exp(shares - shares.max(axis=-1, keepdims=True))

@@ -46,7 +46,9 @@ GEMMA3 = {  # what a multimodal checkpoint's text_config need not say
 
 
 RECURRENT = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-LATENTS = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite")
+SHARED = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "mistral4", "glm4_moe", "dots1",
+          "ernie4_5_moe", "exaone_moe", "solar_open")  # mixtures whose first layers may be dense
+LATENTS = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "mistral4", "youtu")
 
 
 class Latent(typing.NamedTuple):
@@ -141,7 +143,7 @@ def shape_of(config):
     gemma = config["model_type"] in ("gemma", "gemma2", "gemma3_text")
     latents = config["model_type"] in LATENTS
     recurrent = recurrent_of(config)
-    glm = config["model_type"] == "glm4_moe" or latents
+    glm = config["model_type"] in SHARED
     qwen2 = config["model_type"] == "qwen2_moe" or bool(recurrent and config.get("num_experts"))
     minimax = config["model_type"] == "minimax_m2"
     olmo = config["model_type"] in ("olmo2", "olmo3", "olmoe")
@@ -157,24 +159,29 @@ def shape_of(config):
         kv_heads=config.get("num_key_value_heads") or heads,
         head_dim=config.get("head_dim") or head_dim,
         mlp=mlp,
-        tied=config.get("tie_word_embeddings", gemma or config["model_type"] == "ernie4_5"),
+        tied=config.get("tie_word_embeddings", gemma or config["model_type"] in (
+            "ernie4_5", "ernie4_5_moe", "youtu")),
         bias=config["model_type"] in ("qwen2", "qwen2_moe", "gpt_oss") or config.get(
             "attention_bias", config["model_type"] in ("seed_oss", "glm", "glm4")),
         o_bias=config["model_type"] == "gpt_oss" or config.get("attention_out_bias", False)
         or ((olmo or config["model_type"] in ("granite", "smollm3"))
             and config.get("attention_bias", False)),
-        head_norm=config["model_type"] in ("qwen3", "qwen3_moe", "gemma3_text", *RECURRENT)
+        head_norm=config["model_type"] in ("qwen3", "qwen3_moe", "gemma3_text", "dots1", "exaone4",
+                                           "exaone_moe", *RECURRENT)
         or (glm and not latents and config.get("use_qk_norm", False)),
         joint_norm=minimax or olmo,
         experts=config.get("num_local_experts") or config.get("num_experts")
-        or config.get("n_routed_experts") or 0,
+        or config.get("n_routed_experts") or config.get("moe_num_experts") or 0,
         post_norm=config["model_type"] in ("gemma2", "gemma3_text", "glm4"),
         gpt_oss=config["model_type"] == "gpt_oss",
-        shared=config["n_shared_experts"] if glm else
+        shared=next(config[key] for key in (
+            "n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+            if key in config) if glm else
         config["shared_expert_intermediate_size"] // mlp if qwen2 else 0,
         gated=qwen2,
-        corrections=minimax or glm and config["model_type"] != "deepseek_v2",
-        dense=config["first_k_dense_replace"] if glm else 0,
+        corrections=minimax or glm and config["model_type"] not in ("deepseek_v2", "mistral4"),
+        dense=config.get("first_k_dense_replace",
+                         config.get("moe_layer_start_index")) if glm else 0,
         dense_mlp=config["intermediate_size"] if glm else 0,
         latent=Latent(config["q_lora_rank"] or 0, config["kv_lora_rank"],
                       config["qk_rope_head_dim"], config["qk_nope_head_dim"],
