@@ -8,7 +8,7 @@
 What it writes is committed. NAME.json has the config.json that the converter saw and the shape of
 each of its tensors; the values follow from the tensors' names (see `values`) and are whole numbers
 of 2^-7, which every type holds exactly, and one more or less, too. Of models whose layers recur,
-and of those with latents, it also has what transformers answers.
+of those with latents and of those whose queries grow, it also has what transformers answers.
 """
 
 import importlib
@@ -151,7 +151,22 @@ MODELS = {
         "routed_scaling_factor": 2.5, "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
         "qk_nope_head_dim": 32, "v_head_dim": 32, "scoring_func": "sigmoid",
         "rope_parameters": plain(1000.0)}),
+    "ministral3": ("F32", "ministral3", {
+        "head_dim": 16, "tie_word_embeddings": True,
+        "rope_parameters": {**YARN, "beta_fast": 16.0, "beta_slow": 2.0, "mscale": 1.0,
+                            "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3}}),
+    "ministral3_sharp": ("BF16", "ministral3", {
+        "head_dim": 16, "num_attention_heads": 6, "num_key_value_heads": 3,
+        "tie_word_embeddings": False,
+        "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5,
+                            "original_max_position_embeddings": 32, "factor": 8.0,
+                            "llama_4_scaling_beta": 0.1}}),
+    "mistral3": ("BF16", "mistral", {
+        "head_dim": 16, "rope_parameters": plain(1e6), "sliding_window": None,
+        "tie_word_embeddings": False}),
 }
+ANSWERED = {"linear_num_key_heads", "kv_lora_rank", "llama_4_scaling_beta"}  # one of these keys
+SEEING = {"mistral3": "Mistral3ForConditionalGeneration"}  # written as the text of a larger model
 FUSED = ["qwen3_5_moe"]       # gates and ups of all experts are one tensor
 MIXED = ["qwen3_next"]        # gates of layers that recur are of another type
 
@@ -264,17 +279,22 @@ def convert(directory, out, kind):
                     "added_tokens": []}))
     for module in pkgutil.iter_modules(conversion.__path__):
         importlib.import_module("conversion." + module.name)
+    if out.stem in SEEING:
+        path = directory / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()),
+                                    "architectures": [SEEING[out.stem]]}))
     hparams = base.ModelBase.load_hparams(directory, False)
     name = base.get_model_architecture(hparams, base.ModelType.TEXT)
     kinds = {"F32": gguf.LlamaFileType.ALL_F32, "F16": gguf.LlamaFileType.MOSTLY_F16,
              "BF16": gguf.LlamaFileType.MOSTLY_BF16, "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0}
     model_class = base.ModelBase.from_model_architecture(name, model_type=base.ModelType.TEXT)
-    model_class.set_vocab = lambda self: self._set_vocab_none()
     if "linear_num_key_heads" in hparams:
         model_class.no_mtp = not hparams.get("mtp_num_hidden_layers")
     with torch.inference_mode():
         model = model_class(directory, kinds[kind], out, eager=True,
                             fuse_gate_up_exps=out.stem in FUSED)
+        own = getattr(model, "impl", model)  # Mistral 3's class hands everything to another
+        own.set_vocab = own._set_vocab_none
         if out.stem in EARLIER:
             EARLIER[out.stem](model)
         if out.stem in MIXED:
@@ -294,7 +314,7 @@ def main():
             directory = pathlib.Path(scratch) / name
             config, shapes = write_checkpoint(directory, model_type, changes)
             known = {"type": kind, "config": config, "tensors": shapes}
-            if {"linear_num_key_heads", "kv_lora_rank"} & set(config) and kind != "Q8_0":
+            if ANSWERED & {*config, *config["rope_parameters"]} and kind != "Q8_0":
                 known["answers"] = answers(directory)
             convert(directory, OUT / f"{name}.gguf", kind)
         (OUT / f"{name}.json").write_text(json.dumps(known, indent=1) + "\n")

@@ -49,6 +49,32 @@ def write_original(directory, name, **other):
                      directory)
 
 
+GROWTH, LENGTH = "attention.temperature_scale", "attention.temperature_length"
+
+
+def whole_value(value):
+    """Of 32 bits, with its type, as the file has it behind the key."""
+    return struct.pack("<II", 4, value)
+
+
+def real_value(value):
+    """Of fp32."""
+    return struct.pack("<If", 6, value)
+
+
+def with_keys(tmp_path, name, *keys):
+    """A copy with more keys, of which the last only keeps what follows aligned."""
+    more = b"".join(struct.pack("<Q", len(key)) + key.encode() + value for key, value in keys)
+    padding = (-len(more) - 16) % 32 or 32
+    more += struct.pack("<Q", padding) + b"x" * padding + whole_value(0)
+    data = (FILES / f"{name}.gguf").read_bytes()
+    magic, version, tensors, count = struct.unpack("<4sIQQ", data[:24])
+    path = tmp_path / f"{name}.gguf"
+    header = struct.pack("<4sIQQ", magic, version, tensors, count + len(keys) + 1)
+    path.write_bytes(header + more + data[24:])
+    return path
+
+
 def as_q8_0(values):
     """ggml's Q8_0: each 32 of a row in whole parts of the largest's 127th, which is an fp16."""
     blocks = values.reshape(-1, 32)
@@ -147,6 +173,30 @@ def test_numbers_that_are_not_said(tmp_path):
                                     "routed_scaling_factor")] == [1, 1, False, 1]
 
 
+def test_mistral3_whose_queries_do_not_grow(tmp_path):
+    """Mistral's own class has a window of 4,096 where its config says nothing of one."""
+    converted("mistral3", tmp_path / "model")
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    assert config["model_type"] == "llama" and config["rope_theta"] == 1e6
+    assert not {"sliding_window", "rope_scaling"} & set(config)
+
+
+@pytest.mark.parametrize("name, changes, model_type", [
+    ("ministral3", [("mistral3." + LENGTH, whole_value(64))], "ministral3"),
+    ("deepseek_v3", [("deepseek2." + GROWTH, real_value(0)),
+                     ("deepseek2." + LENGTH, whole_value(7))], "deepseek_v3"),
+    ("mistral3", [("mistral3." + GROWTH, real_value(0))], "llama"),
+])
+def test_growth_that_changes_nothing(tmp_path, name, changes, model_type):
+    """Is the length that the family has, or none."""
+    done = convert(with_keys(tmp_path, name, *changes), tmp_path / "model")
+    assert done.returncode == 0, done.stderr
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    assert config["model_type"] == model_type
+    grows = "llama_4_scaling_beta" in config.get("rope_scaling", {})
+    assert grows == (name == "ministral3")
+
+
 # ---- what is refused ----------------------------------------------------------------------------
 
 
@@ -163,7 +213,7 @@ def damaged(tmp_path, name, *changes):
 
 def number(key, value):
     """A key of 32 bits as the file has it."""
-    return key.encode() + struct.pack("<II", 4, value)
+    return key.encode() + whole_value(value)
 
 
 def sizes(name, *shape):
@@ -177,7 +227,7 @@ def lost(*names):
 
 def real(key, value):
     """A key of fp32."""
-    return key.encode() + struct.pack("<If", 6, value)
+    return key.encode() + real_value(value)
 
 
 def llama3_factors(theta=500000.0, pairs=4, factor=8.0, original=64):
@@ -191,9 +241,18 @@ def llama3_factors(theta=500000.0, pairs=4, factor=8.0, original=64):
     return numpy.array(found, "<f4")
 
 
+def assert_refused(path, out, said):
+    """In one line, which names the file and what is wrong with it, and nothing is left."""
+    done = convert(path, out)
+    assert done.returncode == 3, done.stderr
+    assert done.stderr.startswith(f"tessera: {path}: ") and said in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not out.exists()
+
+
 @pytest.mark.parametrize("name, changes, said", [
     ("llama", [(b"llama", b"mamba")],
-     'general.architecture is "mamba"; expected one of llama, qwen2, qwen3, '),
+     'general.architecture is "mamba"; expected one of llama, mistral3, qwen2, '),
     ("llama", [(b"llama.block_count", b"llama.block_coumt")],
      "llama.block_count: expected an integer, got nothing"),
     ("llama", [(number("llama.embedding_length", 32), number("llama.embedding_length", 48))],
@@ -247,29 +306,40 @@ def llama3_factors(theta=500000.0, pairs=4, factor=8.0, original=64):
      "model.layers.0.self_attn.kv_a_proj_with_mqa.weight, got 80 x 32"),
     ("deepseek_v3", [(number("expert_gating_func", 2), number("expert_gating_func", 3))],
      "deepseek2.expert_gating_func: expected an integer from 2 to 2, got another"),
+    ("ministral3", [(real(GROWTH, 0.3), real(GROWTH, float("nan")))],
+     "mistral3.attention.temperature_scale: expected a finite number"),
+    ("ministral3", [(real(GROWTH, 0.3), real(GROWTH, -0.3))], "llama_4_scaling_beta"),
+    ("ministral3", [(b"yarn", b"none")],
+     "mistral3.rope.scaling.type: expected yarn alone beside attention.temperature_scale, got "),
+    ("ministral3", lost(b"mistral3.rope.scaling.original_context_length"),
+     "mistral3.rope.scaling.original_context_length: expected an integer, got nothing"),
     ("phi3", [(b"rope_factors_long", b"rope_factors_lost")], "4 short factors of rotation, but 0"),
 ])
 def test_refused(tmp_path, name, changes, said):
-    """One line, which names the file and what is wrong with it, and nothing is left."""
-    path = damaged(tmp_path, name, *changes)
-    done = convert(path, tmp_path / "out")
-    assert done.returncode == 3, done.stderr
-    assert done.stderr.startswith(f"tessera: {path}: ") and said in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert not (tmp_path / "out").exists()
+    assert_refused(damaged(tmp_path, name, *changes), tmp_path / "out", said)
+
+
+@pytest.mark.parametrize("name, keys, said", [
+    ("ministral3", [("mistral3." + LENGTH, whole_value(32))],
+     "mistral3.attention.temperature_length: expected an integer from 64 to 64, got another"),
+    *((name, [(f"{arch}.{GROWTH}", real_value(0.1)), (f"{arch}.{LENGTH}", whole_value(64))],
+       f"{arch}.attention.temperature_scale is 0.1: queries that grow with their positions are "
+       "not supported in this architecture")
+      for name, arch in (("deepseek_v2", "deepseek2"), ("deepseek_v3", "deepseek2"),
+                         ("qwen3", "qwen3"), ("llama", "llama"))),
+])
+def test_growth_refused(tmp_path, name, keys, said):
+    """llama.cpp's converter writes such a key of Mistral's mixtures, which it takes for DeepSeek's
+    architecture; without it they would answer, and otherwise."""
+    assert_refused(with_keys(tmp_path, name, *keys), tmp_path / "out", said)
 
 
 def test_more_tokens_than_rows(tmp_path):
     """Ids without an embedding: said now, not when the model is to be served."""
-    tokens = [b"%03d" % i for i in range(64)] + [b"x" * 11]
+    tokens = [b"%03d" % i for i in range(64)] + [b"more"]
     array = b"".join(struct.pack("<Q", len(token)) + token for token in tokens)
-    name = b"tokenizer.ggml.tokens"
-    key = struct.pack("<Q", len(name)) + name + struct.pack("<IIQ", 9, 8, len(tokens)) + array
-    assert len(key) % 32 == 0  # what follows stays aligned
-    data = (FILES / "llama.gguf").read_bytes()
-    magic, version, tensors, keys = struct.unpack("<4sIQQ", data[:24])
-    path = tmp_path / "long.gguf"
-    path.write_bytes(struct.pack("<4sIQQ", magic, version, tensors, keys + 1) + key + data[24:])
+    value = struct.pack("<IIQ", 9, 8, len(tokens)) + array
+    path = with_keys(tmp_path, "llama", ("tokenizer.ggml.tokens", value))
     done = convert(path, tmp_path / "out")
     assert done.returncode == 3, done.stderr
     assert "tokenizer.ggml.tokens: 65 of them, but token_embd.weight has 64 rows" in done.stderr

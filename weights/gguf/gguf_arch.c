@@ -14,6 +14,13 @@ static const struct gguf_arch archs[] = {
      .least = 1,
      .model_type = "mixtral",
      .pairs = true},
+    /* Mistral Small 3.1; Mistral's own class has a window where a config says nothing of one */
+    {.name = "mistral3", .model_type = "llama", .pairs = true},
+    {.name = "ministral3",
+     .prefix = "mistral3",
+     .key = "attention.temperature_scale",
+     .model_type = "ministral3",
+     .pairs = true},
     {.name = "qwen2", .model_type = "qwen2"},
     {.name = "qwen3", .model_type = "qwen3"},
     {.name = "qwen3moe", .model_type = "qwen3_moe", .keys = "  \"norm_topk_prob\": true,\n"},
@@ -60,10 +67,13 @@ bool gguf_arch_is(const struct gguf_arch *a, const char *names)
  * apart. */
 static const struct gguf_arch *variant(const struct gguf *g, const struct gguf_arch *a)
 {
-    int64_t value = 0;
+    double value = 0;
     if (a + 1 == archs + ARRAY_LEN(archs) || !a[1].prefix || strcmp(a[1].prefix, a->name) != 0)
         return a;
-    return gguf_int(gguf_arch_get(g, a, a[1].key), &value) && value >= a[1].least ? a + 1 : a;
+    if (!gguf_number(gguf_arch_get(g, a, a[1].key), &value))
+        return a;
+    const bool its = a[1].least > 0 ? value >= (double)a[1].least : value != 0;
+    return its ? a + 1 : a;
 }
 
 const struct gguf_arch *gguf_arch_find(const struct gguf *g, struct err *err)

@@ -7,13 +7,14 @@
 
 #define GGUF_ARCH_HYBRIDS " qwen3next qwen35 qwen35moe " /* most of whose layers recur */
 #define GGUF_ARCH_DEEPSEEKS " deepseek2 deepseek_v3 "
+#define GGUF_ARCH_MISTRALS " mistral3 ministral3 "
 #define GGUF_ARCH_LAYERS_MAX 100000 /* far beyond what model_config takes */
 
 struct gguf_arch {
     const char *name;       /* ours; of the file's general.architecture, unless it has a prefix */
     const char *prefix;     /* of its keys, the name of the one before it; NULL: its own name */
     const char *key;        /* with a prefix: it is this one where that key is */
-    int64_t least;          /* at least this */
+    int64_t least;          /* at least this; 0: whatever is not 0 */
     const char *model_type; /* Hugging Face's */
     bool pairs;             /* the converter moved the rows of q and k */
     bool gemma;             /* activations, and what else is Gemma's */

@@ -200,20 +200,40 @@ static void put_tenfold(struct buf *b, float v)
     buf_puts(b, text);
 }
 
-/* DeepSeek's two numbers for how sharp attention stays. The file has a tenth of the second; the
- * first is the same in all models there are. */
+/* The two numbers for how sharp attention stays. The file has the second, or in DeepSeek's a tenth
+ * of it; the first is the same in all models there are of DeepSeek's, and 1 in Mistral's. */
 static enum status put_sharpness(const struct gguf *g, const struct gguf_arch *a, struct buf *b,
                                  struct err *err)
 {
     double v = NAN;
     enum status st = gguf_arch_number(g, a, "rope.scaling.yarn_log_multiplier", &v, err);
-    if (st != OK || isnan(v) || !gguf_arch_is(a, GGUF_ARCH_DEEPSEEKS))
+    if (st != OK || isnan(v))
         return st;
-    buf_puts(b, ", \"mscale\": ");
-    put_tenfold(b, (float)v);
-    buf_puts(b, ", \"mscale_all_dim\": ");
-    put_tenfold(b, (float)v);
+    if (gguf_arch_is(a, GGUF_ARCH_DEEPSEEKS)) {
+        buf_puts(b, ", \"mscale\": ");
+        put_tenfold(b, (float)v);
+        buf_puts(b, ", \"mscale_all_dim\": ");
+        put_tenfold(b, (float)v);
+    } else if (gguf_arch_is(a, GGUF_ARCH_MISTRALS)) {
+        buf_puts(b, ", \"mscale\": 1.0, \"mscale_all_dim\": ");
+        put_float(b, (float)v);
+    }
     return OK;
+}
+
+static const char growth_key[] = "attention.temperature_scale";
+
+/* By how much queries grow with their positions. */
+static enum status put_growth(const struct gguf *g, const struct gguf_arch *a, struct buf *b,
+                              struct err *err)
+{
+    double v = NAN;
+    if (strcmp(a->name, "ministral3") != 0)
+        return OK;
+    const enum status st = gguf_arch_number(g, a, growth_key, &v, err);
+    buf_puts(b, ", \"llama_4_scaling_beta\": ");
+    put_float(b, (float)v);
+    return st;
 }
 
 /* What is written of a stretched context, by a key in the file. */
@@ -248,6 +268,7 @@ static enum status put_stretched(const struct gguf *g, const struct gguf_arch *a
         put_float(b, (float)v);
     }
     TRY(put_sharpness(g, a, b, err));
+    TRY(put_growth(g, a, b, err));
     buf_puts(b, "},\n");
 out:
     return st;
@@ -462,6 +483,35 @@ out:
     return st;
 }
 
+/* Queries that grow with their positions do so in Ministral 3 by lengths of the context that yarn
+ * stretches, and in no other family here, which would answer without a word of it. */
+static enum status check_growth(const struct gguf *g, const struct gguf_arch *a, struct err *err)
+{
+    static const char length_key[] = "attention.temperature_length";
+    static const char original_key[] = "rope.scaling.original_context_length";
+    static const char type_key[] = "rope.scaling.type";
+    enum status st = OK;
+    double scale = 0;
+    int64_t original = 0, length = 0;
+    TRY(gguf_arch_number(g, a, growth_key, &scale, err));
+    if (scale == 0)
+        return OK;
+    if (strcmp(a->name, "ministral3") != 0)
+        return base_fail(err, ERR_MODEL,
+                         "%s: %s.%s is %g: queries that grow with their positions are not "
+                         "supported in this architecture",
+                         gguf_path(g), gguf_arch_prefix(a), growth_key, scale);
+    if (!is_text(gguf_arch_get(g, a, type_key), "yarn") || gguf_find_tensor(g, "rope_freqs.weight"))
+        return gguf_arch_wrong(g, a, type_key, "yarn alone beside attention.temperature_scale",
+                               err);
+    TRY(gguf_arch_int(g, a, original_key, 1, INT32_MAX, &original, err));
+    if (original == 0)
+        return gguf_arch_wrong(g, a, original_key, "an integer", err);
+    TRY(gguf_arch_int(g, a, length_key, original, original, &length, err));
+out:
+    return st;
+}
+
 /* What config.json has no words for has to be as the family has it. */
 static enum status check_values(const struct gguf *g, const struct gguf_arch *a, struct err *err)
 {
@@ -477,6 +527,7 @@ static enum status check_values(const struct gguf *g, const struct gguf_arch *a,
     TRY(gguf_arch_int(g, a, "attention.key_length", 1, INT32_MAX, &head_dim, err));
     TRY(gguf_arch_int(g, a, "rope.dimension_count", partial ? 1 : head_dim, head_dim, &ignored,
                       err));
+    TRY(check_growth(g, a, err));
     TRY(gguf_arch_int(g, a, "expert_gating_func", sigmoid ? 2 : 1, sigmoid ? 2 : 1, &ignored, err));
     const struct gguf_tensor *factors = gguf_find_tensor(g, "rope_freqs.weight");
     if (factors && factors->ndim == 1 && 2 * factors->shape[0] != head_dim)
