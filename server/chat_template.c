@@ -101,6 +101,7 @@ static enum status open_tools(struct chat_template *t, const struct jdoc *info, 
     t->form.calls = form.calls;
     t->form.harmony = form.harmony;
     t->form.reasoning |= form.reasoning;
+    t->form.thoughts = form.reasoning ? form.thoughts : t->form.thoughts;
     if (st != OK)
         snprintf(t->tools_problem, sizeof t->tools_problem,
                  "this model's chat template for tools cannot be used: %.240s; give another with "
@@ -280,10 +281,9 @@ enum status chat_template_render(const struct chat_template *t, const struct con
     return st;
 }
 
-static bool opens_reasoning(const struct jinja_text *text, bool goes_on)
+static bool opens_reasoning(const struct jinja_text *text, const char *mark, bool goes_on)
 {
-    static const char mark[] = ANSWER_THINK;
-    const size_t n = sizeof mark - 1;
+    const size_t n = strlen(mark);
     size_t end = text->bytes.len;
     while (end > 0 && text->bytes.data[end - 1] == '\n')
         end--;
@@ -327,7 +327,8 @@ void chat_template_find_open(const struct jinja_text *text, bool goes_on, struct
     if (form->harmony)
         find_open_message(text, form);
     else
-        form->reasoning_open = opens_reasoning(text, goes_on);
+        form->reasoning_open =
+            opens_reasoning(text, answer_thought(form->thoughts)->begin, goes_on);
 }
 
 void chat_template_add(struct jinja_text *text, const char *more, size_t n)

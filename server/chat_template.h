@@ -25,9 +25,9 @@ struct answer_form chat_template_form(const struct chat_template *t);
  * tokenizer. ERR_INPUT, ERR_NOMEM with the answer in *e, and nothing to free. */
 enum status chat_template_render(const struct chat_template *t, const struct conversation *c,
                                  struct jinja_text *out, struct api_error *e) MUST_USE;
-/* What the text has begun of the answer, into *form: reasoning, where it ends with a <think>, which
- * has to be the template's, unless the answer goes on where the client's text ends; or a message of
- * the harmony format. */
+/* What the text has begun of the answer, into *form: reasoning, where it ends with the mark of
+ * form->thoughts, which has to be the template's, unless the answer goes on where the client's text
+ * ends; or a message of the harmony format. */
 void chat_template_find_open(const struct jinja_text *text, bool goes_on, struct answer_form *form);
 /* Appends text as if the template had written it; text->bytes.failed without memory. */
 void chat_template_add(struct jinja_text *text, const char *more, size_t n);

@@ -267,7 +267,7 @@ static enum status open_frontend(struct server *s, const struct options *o, stru
         base_log(LOG_INFO, "chat: calls of tools: %s; reasoning: %s", answer_calls_name(form.calls),
                  !form.reasoning ? "none"
                  : form.harmony  ? "analysis channel"
-                                 : "<think>");
+                                 : answer_thought(form.thoughts)->begin);
     return frontend_open(&c, &s->frontend, err);
 }
 

@@ -24,8 +24,9 @@ enum status service_open(struct service *s, struct err *err)
     if (st != OK)
         return st;
     s->rules.answer.controls = s->rules.answer.harmony && guides_has_controls(s->guides);
-    s->reasoning_begin = guides_token(s->guides, "<think>");
-    s->reasoning_end = guides_token(s->guides, "</think>");
+    const struct answer_thought *thought = answer_thought(s->rules.answer.thoughts);
+    s->reasoning_begin = guides_token(s->guides, thought->begin);
+    s->reasoning_end = guides_token(s->guides, thought->end);
     s->reasoning_gap = guides_token(s->guides, "\n\n");
     return OK;
 }

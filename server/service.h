@@ -26,7 +26,7 @@ struct service {
     const struct chat_template *chat_template; /* NULL: no tokenizer */
     struct metrics *metrics;                   /* these two owned */
     struct guides *guides;
-    int32_t reasoning_begin, reasoning_end; /* tokens of <think> and </think>; -1: none; */
+    int32_t reasoning_begin, reasoning_end; /* tokens of the marks of reasoning; -1: none; */
     int32_t reasoning_gap;                  /* and of the empty line behind it */
     struct request_worker *worker;          /* these three borrowed */
     struct output *output;

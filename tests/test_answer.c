@@ -35,6 +35,10 @@
     {                                                                                              \
         .reasoning = true                                                                          \
     }
+#define BRACKETS                                                                                   \
+    {                                                                                              \
+        .calls = ANSWER_CALLS_MISTRAL_ARGS, .reasoning = true, .thoughts = ANSWER_THOUGHTS_MISTRAL \
+    }
 #define THINKS_AT_ONCE                                                                             \
     {                                                                                              \
         .reasoning = true, .reasoning_open = true                                                  \
@@ -147,6 +151,20 @@ static const struct example {
     {THINKS, "<think>a</think>b<think>c</think>", "a|b<think>c</think>"},
     {THINKS_AT_ONCE, "\nHm.\n</think>\nYes", "Hm.|Yes"},
     {THINKS_AT_ONCE, "Hm", "Hm|"},
+    {BRACKETS, "[THINK]Hm.\n\nYes.[/THINK]It is.\n", "Hm.\n\nYes.|It is.\n"},
+    {BRACKETS, "\n[THINK]\na\n[/THINK]\n\nb[THINK]c[/THINK]", "a|b[THINK]c[/THINK]"},
+    {BRACKETS, "[THINK]<think>a</think>[THI[TOOL_CALLS]f[ARGS]{}[/THINK]b",
+     "<think>a</think>[THI[TOOL_CALLS]f[ARGS]{}|b"},
+    {BRACKETS, "[THINK]a[/THINK][TOOL_CALLS]f[ARGS]{\"x\": 1}[TOOL_CALLS]g[ARGS]{}",
+     "a||f {\"x\": 1}|g {}"},
+    {BRACKETS, "<think>a</think>b", "|<think>a</think>b"},
+    {BRACKETS, "[THINKS]", "|[THINKS]"},
+    {BRACKETS, "[THINK", "|[THINK"},
+    {BRACKETS, "[THINK]cut off [/THIN", "cut off [/THIN|"},
+    {{.reasoning = true, .reasoning_open = true, .thoughts = ANSWER_THOUGHTS_MISTRAL},
+     "Hm.</think>[/THINK]Yes",
+     "Hm.</think>|Yes"},
+    {THINKS, "[THINK]a[/THINK]b", "|[THINK]a[/THINK]b"},
     {{.reasoning = true, .reasoning_open = true, .drop_reasoning = true}, "Hm</think>Yes", "|Yes"},
     {{.reasoning = true, .calls = ANSWER_CALLS_HERMES},
      "<think>\n<tool_call>{\"name\": \"f\"}\n</think>\n\n<tool_call>{\"name\": \"g\"}</tool_call>",
@@ -418,8 +436,8 @@ static void test_controls(void **state)
 /* What is surely content is not held back. */
 static void test_at_once(void **state)
 {
-    static const struct answer_form forms[] = {HERMES,  LLAMA3, MISTRAL,
-                                               HARMONY, THINKS, THINKS_AT_ONCE};
+    static const struct answer_form forms[] = {HERMES, LLAMA3,         MISTRAL, HARMONY,
+                                               THINKS, THINKS_AT_ONCE, BRACKETS};
     (void)state;
     for (size_t i = 0; i < ARRAY_LEN(forms); i++) {
         struct answer *a = answer_open(&forms[i], 0);
@@ -427,7 +445,7 @@ static void test_at_once(void **state)
         const struct buf *out = i == 5 ? answer_reasoning(a) : answer_content(a);
         assert_int_equal(out->len, 10);
         answer_clear(a);
-        answer_push(a, "<t", 2);
+        answer_push(a, i == 6 ? "[T" : "<t", 2);
         answer_push(a, "d>", 2);
         assert_int_equal(out->len, 4);
         assert_int_equal(answer_reasons(a), i == 5);
@@ -528,6 +546,7 @@ static void test_linear(void **state)
         {HARMONY, "<|channel|>final<|message|>", "<|end|><|start|>assistant to=!"},
         {HARMONY, "<|channel|>commentary to=functions.f<|message|>", "                        "},
         {THINKS, "<think>a", "\n\n\n\n\n\n\n\n"},
+        {BRACKETS, "[THINK]a", "[/THINK[/THINK"},
         {LLAMA3, "", "                                "},
         {HERMES, "a", "\n\n\n\n\n\n\n\n"},
         {HERMES, "<tool_call>", "                        "},
@@ -664,6 +683,8 @@ static void test_forms(void **state)
         {"content.split('</think>')[-1] ... <tool_call>", ANSWER_CALLS_HERMES, true},
         {"{{ '<|start|>assistant<|channel|>final<|message|>' }}", ANSWER_CALLS_OPENAI, true},
         {"<|channel>thought", ANSWER_CALLS_NONE, false},
+        {"'[THINK]' + thinking + '[/THINK]' ... '[TOOL_CALLS]' + name + '[ARGS]'",
+         ANSWER_CALLS_MISTRAL_ARGS, true},
     };
     static const char *const names[] = {"none", "hermes", "llama3_json", "mistral"};
     enum answer_calls calls;
@@ -714,6 +735,7 @@ static void test_choices(void **state)
         {&harmony, "openai", "none", ANSWER_CALLS_OPENAI, false, true},
         {&harmony, "hermes", "auto", ANSWER_CALLS_HERMES, false, false},
         {&harmony, "auto", "qwen3", ANSWER_CALLS_NONE, true, false},
+        {&qwen, "mistral", "mistral", ANSWER_CALLS_MISTRAL, true, false},
     };
     struct answer_form f;
     struct err err;
@@ -728,25 +750,51 @@ static void test_choices(void **state)
     }
     assert_int_equal(answer_form_choose(&harmony, "hermes", "openai_gptoss", &f, &err), ERR_USAGE);
     assert_int_equal(answer_form_choose(&harmony, "openai", "think", &f, &err), ERR_USAGE);
+    assert_int_equal(answer_form_choose(&harmony, "openai", "mistral", &f, &err), ERR_USAGE);
     assert_non_null(strstr(err.text, "--tool-call-parser openai"));
+}
+
+/* The marks around reasoning, as the template has them or the operator says. */
+static void test_thoughts(void **state)
+{
+    static const struct {
+        const char *template, *parser;
+        bool reasons;
+        enum answer_thoughts thoughts;
+    } cases[] = {
+        {"", "auto", false, ANSWER_THOUGHTS_TAGS},
+        {"<think>", "auto", true, ANSWER_THOUGHTS_TAGS},
+        {"[THINK]", "auto", true, ANSWER_THOUGHTS_MISTRAL},
+        {"content.split('[/THINK]')[-1]", "auto", true, ANSWER_THOUGHTS_MISTRAL},
+        {"<think>[THINK]</think>", "auto", true, ANSWER_THOUGHTS_MISTRAL},
+        {"[THINK]", "none", false, ANSWER_THOUGHTS_MISTRAL}, /* a prompt may end with it */
+        {"[THINK]", "think", true, ANSWER_THOUGHTS_TAGS},
+        {"<think>", "mistral", true, ANSWER_THOUGHTS_MISTRAL},
+        {"", "mistral", true, ANSWER_THOUGHTS_MISTRAL},
+        {"<|channel|><|message|>", "mistral", true, ANSWER_THOUGHTS_MISTRAL},
+    };
+    struct answer_form f;
+    struct err err;
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        const struct answer_form shown =
+            answer_form_of_template(cases[i].template, strlen(cases[i].template));
+        assert_int_equal(answer_form_choose(&shown, "auto", cases[i].parser, &f, &err), OK);
+        if (f.reasoning != cases[i].reasons || f.thoughts != cases[i].thoughts || f.harmony)
+            fail_msg("case %zu: %d, marks %d", i, f.reasoning, f.thoughts);
+    }
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_examples),
-        cmocka_unit_test(test_controls),
-        cmocka_unit_test(test_at_once),
-        cmocka_unit_test(test_many),
-        cmocka_unit_test(test_ids_differ),
-        cmocka_unit_test(test_forms),
-        cmocka_unit_test(test_blanks),
-        cmocka_unit_test(test_linear),
-        cmocka_unit_test(test_choices),
-        cmocka_unit_test(test_long_headers),
-        cmocka_unit_test(test_at_once_and_guided),
-        cmocka_unit_test(test_guided_messages),
-        cmocka_unit_test(test_begun),
+        cmocka_unit_test(test_examples),        cmocka_unit_test(test_controls),
+        cmocka_unit_test(test_at_once),         cmocka_unit_test(test_many),
+        cmocka_unit_test(test_ids_differ),      cmocka_unit_test(test_forms),
+        cmocka_unit_test(test_blanks),          cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_choices),         cmocka_unit_test(test_thoughts),
+        cmocka_unit_test(test_long_headers),    cmocka_unit_test(test_at_once_and_guided),
+        cmocka_unit_test(test_guided_messages), cmocka_unit_test(test_begun),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -99,89 +99,6 @@ static void test_logprobs(void **state)
     }
 }
 
-/* foreign: a 1 for each byte that is the client's; what is behind it is the template's. */
-static struct jinja_text text_of(const char *bytes, const char *foreign)
-{
-    const size_t marked = strlen(foreign);
-    struct jinja_text t;
-    buf_init(&t.bytes, 256);
-    buf_init(&t.foreign, 256);
-    buf_puts(&t.bytes, bytes);
-    for (size_t i = 0; i < strlen(bytes); i++)
-        buf_add(&t.foreign, i < marked && foreign[i] == '1' ? "\1" : "\0", 1);
-    return t;
-}
-
-/* A <think> at the end, of the template's or of a client who is to be continued. */
-static void test_opens_reasoning(void **state)
-{
-    static const struct {
-        const char *text, *foreign; /* 1: the client's */
-        bool goes_on, opens;
-    } cases[] = {
-        {"", "", true, false},
-        {"a<think>", "10000001", false, false},
-        {"a<think>", "10000000", false, true},
-        {"a<think>\n\n", "1000000000", false, true},
-        {"<think>a", "00000000", false, false},
-        {"<think>", "1111111", false, false},
-        {"<think>\n", "11111111", true, true},
-        {"<think>", "0011111", true, false},
-        {"think>", "000000", true, false},
-    };
-    (void)state;
-    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        struct jinja_text t = text_of(cases[i].text, cases[i].foreign);
-        struct answer_form f = {.reasoning = true};
-        chat_template_find_open(&t, cases[i].goes_on, &f);
-        assert_int_equal(f.reasoning_open, cases[i].opens);
-        chat_template_add(&t, "<think>", 7);
-        chat_template_find_open(&t, false, &f);
-        assert_true(f.reasoning_open && !f.content_open);
-        assert_int_equal(t.bytes.len, t.foreign.len);
-        jinja_text_free(&t);
-    }
-}
-
-/* A message that the prompt has begun and not ended, by the template's own marks. */
-static void test_opens_message(void **state)
-{
-    static const struct {
-        const char *text, *foreign;
-        bool reasoning, content;
-    } cases[] = {
-        {"", "", false, false},
-        {"<|start|>assistant", "", false, false},
-        {"<|start|>user<|message|>a", "", false, false},
-        {"<|start|>assistant<|channel|>final<|message|>", "", false, true},
-        {"<|start|>assistant<|channel|>final<|message|>a", "", false, true},
-        {"<|start|>assistant<|channel|>final<|message|>a<|end|>", "", false, false},
-        {"<|start|>assistant<|channel|>final<|message|><|end|>",
-         "000000000000000000000000000000000000000000000"
-         "1111111",
-         false, true},
-        {"<|start|>assistant<|channel|>analysis<|message|>a", "", true, false},
-        {"<|start|>assistant<|channel|>final<|message|>a<|end|><|start|>assistant", "", false,
-         false},
-        {"<|start|>assistant to=functions.f<|channel|>commentary<|message|>{", "", false, false},
-        {"<|start|>assistant<|channel|>final<|message|>", "1", false, false},
-        {"<|start|>assistant<|channel|>final<|message|><|start|>assistant",
-         "000000000000000000000000000000000000000000000"
-         "111111111"
-         "111111111",
-         false, true},
-    };
-    (void)state;
-    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        struct jinja_text t = text_of(cases[i].text, cases[i].foreign);
-        struct answer_form f = {.harmony = true, .reasoning_open = true, .content_open = true};
-        chat_template_find_open(&t, false, &f);
-        if (f.reasoning_open != cases[i].reasoning || f.content_open != cases[i].content)
-            fail_msg("%s: %d %d", cases[i].text, f.reasoning_open, f.content_open);
-        jinja_text_free(&t);
-    }
-}
-
 /* What an answer may be, and what it begins with. */
 static void test_tool_choice(void **state)
 {
@@ -781,8 +698,6 @@ int main(void)
         cmocka_unit_test(test_max_tokens),
         cmocka_unit_test(test_logprobs),
         cmocka_unit_test(test_tool_choice),
-        cmocka_unit_test(test_opens_reasoning),
-        cmocka_unit_test(test_opens_message),
         cmocka_unit_test(test_variables),
         cmocka_unit_test(test_harmony_variables),
         cmocka_unit_test(test_harmony_messages),

@@ -249,6 +249,7 @@ TESTED_BY = {
                                    "tests/blackbox/test_tools.py",
     "server/answer/answer_message.c": "tests/test_answer.c tests/blackbox/test_harmony.py",
     "server/answer/answer_form.c": "tests/test_answer.c tests/test_chat.c "
+                                   "tests/test_chat_open.c "
                                    "tests/blackbox/test_tools.py",
     "server/answer/call.c": "tests/test_answer.c tests/fuzz/fuzz_answer.c",
     "server/answer/call_tags.c": "tests/test_call_tags.c tests/fuzz/fuzz_answer.c "
@@ -256,7 +257,8 @@ TESTED_BY = {
     "server/answer/call_types.c": "tests/test_call_tags.c tests/blackbox/test_tools.py",
     "server/answer/parts.c": "tests/test_answer_order.c tests/fuzz/fuzz_answer.c "
         "tests/test_nomem.c",
-    "server/answer/harmony.c": "tests/test_answer.c tests/test_chat.c tests/fuzz/fuzz_answer.c "
+    "server/answer/harmony.c": "tests/test_answer.c tests/test_chat_open.c "
+                               "tests/fuzz/fuzz_answer.c "
                                "tests/blackbox/test_harmony.py",
     "server/api/response_format.c": "tests/fuzz/fuzz_api.c tests/blackbox/test_structured.py",
     "server/api/tool_choice.c": "tests/test_chat.c tests/blackbox/test_tools.py",
@@ -327,7 +329,8 @@ TESTED_BY = {
     "server/bench/samples.c": "tests/test_bench.c",
     "server/bench/target.c": "tests/test_bench.c tests/blackbox/test_bench.py",
     "server/bench/workload.c": "tests/test_bench.c tests/blackbox/test_bench.py",
-    "server/chat_template.c": "tests/test_chat.c tests/blackbox/test_chat.py",
+    "server/chat_template.c": "tests/test_chat.c tests/test_chat_open.c "
+                              "tests/blackbox/test_chat.py",
     "server/client.c": "tests/blackbox/test_complete.py tests/blackbox/test_chat_command.py",
     "server/cmd_batch.c": "tests/blackbox/test_batch.py",
     "server/cmd_bench.c": "tests/blackbox/test_bench.py",

@@ -76,12 +76,12 @@ static bool read_beginning(struct answer *a)
     const size_t i = answer_skip_space(a, a->at);
     const bool near = i - a->at <= ANSWER_BLANKS_MAX;
     const enum mark_match m =
-        a->form.reasoning && near ? answer_match(a, i, ANSWER_THINK) : MARK_NO;
+        a->form.reasoning && near ? answer_match(a, i, a->thought->begin) : MARK_NO;
     if (m == MARK_PERHAPS)
         return false;
     a->state = m == MARK_YES ? REASONING : LEADING;
     if (m == MARK_YES)
-        a->at = i + strlen(ANSWER_THINK);
+        a->at = i + strlen(a->thought->begin);
     return true;
 }
 
@@ -90,12 +90,12 @@ static bool read_reasoning(struct answer *a)
     enum mark_match m;
     if (!a->reasoned)
         a->at = skip_lines(a, a->at);
-    const size_t end = find(a, ANSWER_THINK_END, &m);
+    const size_t end = find(a, a->thought->end, &m);
     a->reasoned |= end > a->at;
     give_text(a, ANSWER_REASONING, end, m == MARK_YES || !a->finished);
     if (m != MARK_YES)
         return false;
-    a->at = end + strlen(ANSWER_THINK_END);
+    a->at = end + strlen(a->thought->end);
     a->state = REASONED;
     return true;
 }
@@ -191,6 +191,7 @@ struct answer *answer_open(const struct answer_form *form, uint64_t key)
         return NULL;
     a->form = *form;
     a->syntax = answer_syntax(form->calls);
+    a->thought = answer_thought(form->thoughts);
     a->key = key;
     a->state = first_state(a);
     buf_init(&a->pending, BYTES_MAX);

@@ -114,6 +114,12 @@ static const struct answer_syntax syntaxes[ANSWER_CALLS_COUNT] = {
                              .may_stay_open = true},
 };
 
+/* Mistral's templates have no blanks around thoughts. */
+static const struct answer_thought thoughts[ANSWER_THOUGHTS_COUNT] = {
+    [ANSWER_THOUGHTS_TAGS] = {"<think>", "</think>", "\n</think>\n\n"},
+    [ANSWER_THOUGHTS_MISTRAL] = {"[THINK]", "[/THINK]", "[/THINK]"},
+};
+
 const char *answer_calls_name(enum answer_calls calls)
 {
     return syntaxes[calls].name;
@@ -132,6 +138,11 @@ bool answer_calls_named(const char *name, enum answer_calls *out)
 const struct answer_syntax *answer_syntax(enum answer_calls calls)
 {
     return &syntaxes[calls];
+}
+
+const struct answer_thought *answer_thought(enum answer_thoughts of)
+{
+    return &thoughts[of];
 }
 
 bool answer_form_parts(const struct answer_form *f)
@@ -157,8 +168,8 @@ void answer_form_marks(const struct answer_form *f, const char *marks[ANSWER_MAR
                                   s->frame ? s->frame->end : NULL,
                                   s->varied ? ANSWER_ARGS : NULL,
                                   s->varied ? ANSWER_CALL_ID : NULL,
-                                  f->reasoning ? ANSWER_THINK : NULL,
-                                  f->reasoning ? ANSWER_THINK_END : NULL};
+                                  f->reasoning ? thoughts[f->thoughts].begin : NULL,
+                                  f->reasoning ? thoughts[f->thoughts].end : NULL};
     size_t n = 0;
     if (f->harmony) {
         memcpy(marks, harmony, sizeof harmony);
@@ -176,7 +187,7 @@ const char *answer_form_close(const struct answer_form *f)
 {
     if (f->harmony)
         return f->reasoning_open || f->content_open ? HARMONY_END HARMONY_START "assistant" : "";
-    return f->reasoning_open ? "\n" ANSWER_THINK_END "\n\n" : "";
+    return f->reasoning_open ? thoughts[f->thoughts].close : "";
 }
 
 void answer_form_begin(const struct answer_form *f, const char *name, struct buf *out)
@@ -223,9 +234,14 @@ struct answer_form answer_form_of_template(const char *text, size_t n)
 {
     if (contains(text, n, HARMONY_CHANNEL) && contains(text, n, HARMONY_MESSAGE))
         return harmony_form();
-    return (struct answer_form){.calls = calls_of_template(text, n),
-                                .reasoning = contains(text, n, ANSWER_THINK) ||
-                                             contains(text, n, ANSWER_THINK_END)};
+    struct answer_form f = {.calls = calls_of_template(text, n)};
+    /* the last one counts: [THINK] is in no text by chance */
+    for (size_t i = 0; i < ARRAY_LEN(thoughts); i++)
+        if (contains(text, n, thoughts[i].begin) || contains(text, n, thoughts[i].end)) {
+            f.reasoning = true;
+            f.thoughts = (enum answer_thoughts)i;
+        }
+    return f;
 }
 
 /* Neither of the two that leave it open. */
@@ -256,6 +272,9 @@ enum status answer_form_choose(const struct answer_form *shown, const char *tool
         f.calls = shown->calls;
     if (strcmp(reasoning, "auto") != 0)
         f.reasoning = says(reasoning);
+    if (says(reasoning))
+        f.thoughts =
+            strcmp(reasoning, "mistral") == 0 ? ANSWER_THOUGHTS_MISTRAL : ANSWER_THOUGHTS_TAGS;
     *out = f;
     return OK;
 }

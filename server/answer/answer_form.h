@@ -12,8 +12,6 @@
  * that spell one are letters. */
 #define ANSWER_CONTROL '\xff'
 
-#define ANSWER_THINK "<think>"
-#define ANSWER_THINK_END "</think>"
 #define ANSWER_CALL_ID "[CALL_ID]" /* between the name and the arguments of a call */
 #define ANSWER_ARGS "[ARGS]"
 
@@ -33,13 +31,21 @@ enum answer_calls {
     ANSWER_CALLS_COUNT
 };
 
+/* What is around reasoning, but in the harmony format. */
+enum answer_thoughts {
+    ANSWER_THOUGHTS_TAGS,    /* <think> and </think> */
+    ANSWER_THOUGHTS_MISTRAL, /* [THINK] and [/THINK], of Magistral and Ministral 3 */
+    ANSWER_THOUGHTS_COUNT
+};
+
 struct answer_form {
     enum answer_calls calls; /* OPENAI: with `harmony` only, which goes with OPENAI or NONE */
     bool harmony;            /* the answer is messages of the harmony format, */
     bool controls;           /* whose marks are control tokens of the tokenizer */
-    bool reasoning;      /* what is between <think> and </think> at the beginning is reasoning, or
-                          * what the messages of the analysis channel say */
-    bool reasoning_open; /* the prompt has begun it */
+    bool reasoning; /* what is between the marks of `thoughts` at the beginning is reasoning, or
+                     * what the messages of the analysis channel say */
+    enum answer_thoughts thoughts; /* without reasoning, too: what a prompt may have begun */
+    bool reasoning_open;           /* the prompt has begun it */
     bool guided;       /* harmony: the final message is held to a form: there are no marks in it */
     bool content_open; /* harmony: the prompt has begun the final message */
     bool drop_reasoning; /* nobody wants it */
@@ -70,6 +76,12 @@ struct answer_frame {
     const char *fence;             /* before `end`, after a newline; "": nothing */
 };
 
+/* The words around reasoning. */
+struct answer_thought {
+    const char *begin, *end; /* its marks */
+    const char *close;       /* `end` with blanks around it, where the model has not written it */
+};
+
 /* The words around calls. */
 struct answer_syntax {
     const char *name;
@@ -91,6 +103,7 @@ struct answer_syntax {
 const char *answer_calls_name(enum answer_calls calls);
 bool answer_calls_named(const char *name, enum answer_calls *out);
 const struct answer_syntax *answer_syntax(enum answer_calls calls);
+const struct answer_thought *answer_thought(enum answer_thoughts thoughts);
 /* Is there anything to take out? */
 bool answer_form_parts(const struct answer_form *f);
 /* What has to be seen in the text even where it is a control token; NULL after the last. */
@@ -100,7 +113,8 @@ const char *answer_form_close(const struct answer_form *f);
 /* Appends the beginning of a call, up to the arguments; name "": up to the tool's name, which else
  * is as call_is_name wants it. */
 void answer_form_begin(const struct answer_form *f, const char *name, struct buf *out);
-/* By the source of a chat template: how it shows calls, and whether it knows reasoning. */
+/* By the source of a chat template: how it shows calls, and whether it knows reasoning, between
+ * which marks. */
 struct answer_form answer_form_of_template(const char *text, size_t n);
 /* tools, reasoning: --tool-call-parser and --reasoning-parser; auto: as the template shows it.
  * ERR_USAGE: they do not go together. */

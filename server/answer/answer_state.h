@@ -38,6 +38,7 @@ enum answer_state {
 struct answer {
     struct answer_form form;
     const struct answer_syntax *syntax;
+    const struct answer_thought *thought;
     enum answer_state state;
     uint64_t key;
     bool finished, whole, reasoned, failed, in_list;

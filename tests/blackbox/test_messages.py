@@ -158,6 +158,15 @@ def qwen(tmp_path_factory):
     yield from shared(tmp_path_factory, Talker, model, "--served-model-name", "m")
 
 
+@pytest.fixture(scope="module", params=test_tools.THOUGHTS)
+def thinker(request, tmp_path_factory):
+    if request.param == "hermes":
+        yield request.getfixturevalue("qwen")
+        return
+    model = test_tools.write_model(tmp_path_factory.mktemp("parrot"), request.param)
+    yield from shared(tmp_path_factory, Talker, model, "--served-model-name", "m")
+
+
 @pytest.fixture(scope="module")
 def harmony(tmp_path_factory):
     model = test_harmony.write_model(tmp_path_factory.mktemp("harmony"))
@@ -437,24 +446,24 @@ def test_a_call_that_has_to_be(qwen, choice):
         assert (call.name, call.input) == (RAIN["name"], RAIN["arguments"])
 
 
-def test_reasoning(qwen):
-    for answer in qwen.both("thought"):
+def test_reasoning(thinker):
+    for answer in thinker.both("thought"):
         assert kinds(answer) == ["thinking", "text"]
         assert (thought(answer), text(answer)) == ("The sea,\n\nperhaps.", "It rains.\n")
         details = answer.usage.output_tokens_details
         assert details is None or 0 < details.thinking_tokens < answer.usage.output_tokens
-    assert qwen.both("thought")[0].usage.output_tokens_details.thinking_tokens > 0
-    for answer in qwen.both("thought_call", tools=ANY):
+    assert thinker.both("thought")[0].usage.output_tokens_details.thinking_tokens > 0
+    for answer in thinker.both("thought_call", tools=ANY):
         assert kinds(answer) == ["thinking", "text", "tool_use"]
-    for answer in qwen.both("open", think=True):
+    for answer in thinker.both("open", think=True):
         assert (thought(answer), text(answer)) == ("The sea.", "It rains.")
-    for answer in qwen.both("only", max_tokens=4):
+    for answer in thinker.both("only", max_tokens=4):
         assert (kinds(answer), answer.stop_reason) == (["thinking"], "max_tokens")
     for omitted in {"thinking": {"type": "adaptive", "display": "omitted"}}, \
             {"extra_body": {"include_reasoning": False}}:
-        request = qwen.request("thought")
+        request = thinker.request("thought")
         extra = {**request.pop("extra_body"), **omitted.pop("extra_body", {})}
-        assert kinds(qwen.client.messages.create(**request, **omitted,
+        assert kinds(thinker.client.messages.create(**request, **omitted,
                                                  extra_body=extra)) == ["text"]
 
 

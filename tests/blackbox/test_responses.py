@@ -134,6 +134,19 @@ def qwen(tmp_path_factory):
             yield each
 
 
+@pytest.fixture(scope="module", params=test_tools.THOUGHTS)
+def thinker(request, tmp_path_factory):
+    from conftest import shared
+    if request.param == "hermes":
+        yield request.getfixturevalue("qwen")
+        return
+    model = test_tools.write_model(tmp_path_factory.mktemp("parrot"), request.param)
+    for server in shared(tmp_path_factory, model, "--served-model-name", "m"):
+        each = Talker(server)
+        with each.client:
+            yield each
+
+
 @pytest.fixture(scope="module")
 def harmony(tmp_path_factory):
     from conftest import shared
@@ -366,19 +379,19 @@ def test_a_call_that_has_to_be(qwen, choice):
         assert answer.to_dict()["tool_choice"] == flat(choice)
 
 
-def test_reasoning(qwen):
-    for answer in qwen.both("thought"):
+def test_reasoning(thinker):
+    for answer in thinker.both("thought"):
         assert kinds(check_response(answer)) == ["reasoning", "message"]
         assert (thought(answer), answer.output_text) == ("The sea,\n\nperhaps.", "It rains.\n")
         assert 0 < answer.usage.output_tokens_details.reasoning_tokens < answer.usage.output_tokens
-    for answer in qwen.both("thought_call", tools=ANY):
+    for answer in thinker.both("thought_call", tools=ANY):
         assert kinds(answer) == ["reasoning", "message", "function_call"]
-    for answer in qwen.both("open", think=True):
+    for answer in thinker.both("open", think=True):
         assert (thought(answer), answer.output_text) == ("The sea.", "It rains.")
-    for answer in qwen.both("only", max_output_tokens=4):
+    for answer in thinker.both("only", max_output_tokens=4):
         assert kinds(answer) == ["reasoning"] and answer.output[0].status == "incomplete"
         assert answer.status == "incomplete"
-    for answer in qwen.both("thought", extra_body={"include_reasoning": False}):
+    for answer in thinker.both("thought", extra_body={"include_reasoning": False}):
         assert kinds(answer) == ["message"]
 
 

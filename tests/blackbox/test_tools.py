@@ -67,6 +67,8 @@ HELD = {"glm45": HERMES, "qwen3_coder": HERMES,
 for name, held in HELD.items():
     BEGINS[name] = (f'<{"minimax:" if held != HERMES else ""}tool_call>\n{{"name": "',
                     BEGINS["hermes"][1])
+# What is around thoughts: in Mistral's templates, control tokens and no blanks.
+THOUGHTS = {"hermes": ("<think>\n", "\n</think>\n\n"), "mistral_args": ("[THINK]", "[/THINK]")}
 LLAMA3_SAYS = '{"name": function name, "parameters": dictionary of argument name and its value}'
 
 RAIN = {"name": "rain",
@@ -93,19 +95,22 @@ def held_form(name, form):
     return HELD.get(name, form)
 
 
-(QWEN,) = FORMATS["hermes"].values()
 SCRIPTS = {parser: {f"{name}{i}": write_calls(form, calls)
                     for name, form in forms.items() for i, calls in enumerate(CALLS)}
            for parser, forms in FORMATS.items()}
+for parser, (begin, end) in THOUGHTS.items():
+    (form,) = FORMATS[parser].values()
+    SCRIPTS[parser] |= {
+        "thought": f"{begin}The sea,\n\nperhaps.{end}It rains.\n",
+        "thought_call": f"{begin}I must look.{end}{write_calls(form, [TIDE])}",
+        "open": f"The sea.{end}It rains.",
+        "only": f"{begin}For ever",
+        "thought_form": f'{begin}The sea, perhaps.{end}{{"sky": "grey", "wind": 7.25}}',
+        "open_form": f'The sea.{end.rstrip()}{{"sky": "grey", "wind": 7.25}}',
+        "open_no": f"The sea.{end.rstrip()}No.",
+    }
 SCRIPTS["hermes"] |= {
     "broken": '<tool_call>\n{"name": "rain", "arguments": {where: 1}}\n</tool_call>',
-    "thought": "<think>\nThe sea,\n\nperhaps.\n</think>\n\nIt rains.\n",
-    "thought_call": "<think>\nI must look.\n</think>\n\n" + write_calls(QWEN, [TIDE]),
-    "open": "The sea.\n</think>\n\nIt rains.",
-    "only": "<think>\nFor ever",
-    "thought_form": '<think>\nThe sea, perhaps.\n</think>\n\n{"sky": "grey", "wind": 7.25}',
-    "open_form": 'The sea.\n</think>{"sky": "grey", "wind": 7.25}',
-    "open_no": "The sea.\n</think>No.",
     "mistral0": SCRIPTS["mistral"]["mistral0"],
 }
 SAID = SCRIPTS["hermes"]
@@ -123,7 +128,7 @@ def template(parser):
         for name, text in SCRIPTS[parser].items())
     said += branch("not script", "{{ messages[-1].content }}")
     says = LLAMA3_SAYS if parser == "llama3_json" else ""
-    think = branch("think", "<think>\n") if parser == "hermes" else ""
+    think = branch("think", THOUGHTS[parser][0]) if parser in THOUGHTS else ""
     return (f"{{# {says} #}}<|im_start|>{said}{{{{ eos_token }}}}"
             f"{{% for i in range(pad or 0) %}}<tool>{{% endfor %}}{think}")
 
@@ -172,8 +177,9 @@ def write_model(directory, parser, special=False, chat_template=None):
                        "<minimax:tool_call>", "</minimax:tool_call>")),
         AddedToken(LONG, special=False, normalized=False),
         *(AddedToken(name, special=True, normalized=False)
-          for name in ("[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<arg_key>", "</arg_key>",
-                       "<arg_value>", "</arg_value>", ALL, ALL_END, ONE, ONE_END, SEP))])
+          for name in ("[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]", "<|python_tag|>",
+                       "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", ALL, ALL_END, ONE,
+                       ONE_END, SEP))])
     return parrot.write(directory / parser, document, "<|endoftext|>",
                         chat_template=chat_template or template(parser))
 
@@ -183,7 +189,8 @@ def start(tmp_path_factory, parser, *options):
     model = write_model(tmp_path_factory.mktemp("parrot"), parser)
     for server in shared(tmp_path_factory, model, "--served-model-name", "m", *options):
         each = Parrot(server)
-        each.forms = FORMATS[parser]
+        each.forms, each.said = FORMATS[parser], SCRIPTS[parser]
+        each.thought_begin, each.thought_end = THOUGHTS.get(parser, (None, None))
         with each.client:
             yield each
 
@@ -196,6 +203,15 @@ def qwen(tmp_path_factory):
 @pytest.fixture(scope="module", params=FORMATS)
 def family(request, tmp_path_factory):
     yield from start(tmp_path_factory, request.param)
+
+
+@pytest.fixture(scope="module", params=THOUGHTS)
+def thinker(request, tmp_path_factory):
+    """A model that reasons, between any marks."""
+    if request.param == "hermes":
+        yield request.getfixturevalue("qwen")
+    else:
+        yield from start(tmp_path_factory, request.param)
 
 
 def check_calls(choice, before, calls):
@@ -342,12 +358,20 @@ def test_a_call_that_has_to_be_and_is_cut_off(family, choice):
         assert call.function.arguments == arguments[:arguments.index("days")]
 
 
-def test_a_call_that_has_to_be_ends_reasoning(qwen):
-    begin = '<tool_call>\n{"name": "rain", "arguments":'
-    for each in qwen.both(text=" {}}</tool_call>", think=True, begin="\n</think>\n\n" + begin,
-                          tools=TOOLS, tool_choice=RAIN_ONLY):
-        check_calls(each, "", [{"name": "rain", "arguments": {}}])
+def test_a_call_that_has_to_be_ends_reasoning(thinker):
+    ((name, (form, _)),) = thinker.forms.items()
+    call = {"name": "rain", "arguments": {}}
+    whole, begin = write_calls((form, ""), [call]), "".join(BEGINS[name])
+    text = whole[len(begin):]
+    begin = thinker.thought_end + begin
+    fields = {"think": True, "begin": begin, "tools": TOOLS, "tool_choice": RAIN_ONLY}
+    for each in thinker.both(text=text, **fields):
+        check_calls(each, "", [call])
         assert not each.message.model_extra
+    ids = thinker.ask(text="x", **fields, max_tokens=1,
+                      extra_body={"return_token_ids": True}).prompt_token_ids
+    end = thinker.server.post("/detokenize", {"tokens": ids[-40:]}).json()["prompt"]
+    assert end.endswith(thinker.thought_begin + begin)
 
 
 def test_a_call_that_has_to_be_is_one(family):
@@ -458,9 +482,10 @@ def test_a_form_leaves_alone_what_is_in_it(family):
 
 def no_thought(family):
     """Whoever may reason may choose to where nothing else is likely."""
-    ids = family.server.post(
-        "/tokenize", {"prompt": "<think>", "add_special_tokens": False}).json()["tokens"]
-    return {ids[0]: -100} if len(ids) == 1 else {}
+    begins = (family.server.post("/tokenize", {
+        "prompt": begin.strip(), "add_special_tokens": False}).json()["tokens"]
+        for begin, _ in THOUGHTS.values())
+    return {ids[0]: -100 for ids in begins if len(ids) == 1}
 
 
 def test_a_form_is_kept_to(family):
@@ -483,13 +508,13 @@ def test_calls_or_a_form(family):
         assert (choice.message.content, choice.message.tool_calls) == (text, None)
 
 
-def test_reasoning_before_a_form(qwen):
+def test_reasoning_before_a_form(thinker):
     """It is free, whether the prompt has begun it or the model does."""
     for script, think in ("thought_form", False), ("open_form", True):
-        for choice in qwen.both(script, think=think, **IN_FORM):
+        for choice in thinker.both(script, think=think, **IN_FORM):
             assert choice.message.content == '{"sky": "grey", "wind": 7.25}'
             assert choice.message.reasoning.startswith("The sea")
-    for choice in qwen.both("open_no", think=True, **IN_FORM):
+    for choice in thinker.both("open_no", think=True, **IN_FORM):
         assert choice.message.reasoning == "The sea."
         jsonschema.validate(json.loads(choice.message.content), WEATHER)
 
@@ -507,11 +532,11 @@ def test_stop_strings_come_first(qwen):
     assert choice.message.content == SAID["hermes0"].split('"arguments"')[0]
 
 
-def test_tokens_are_all_told(qwen):
+def test_tokens_are_all_told(thinker):
     """With logprobs and ids each token is in one chunk, whatever its text became."""
     more = {"tools": TOOLS, "logprobs": True, "extra_body": {"return_token_ids": True}}
-    whole = qwen.ask("thought_call", **more).choices[0]
-    chunks = [c.choices[0] for c in qwen.ask("thought_call", stream=True, **more)]
+    whole = thinker.ask("thought_call", **more).choices[0]
+    chunks = [c.choices[0] for c in thinker.ask("thought_call", stream=True, **more)]
     assert [i for c in chunks for i in getattr(c, "token_ids", None) or []] == whole.token_ids
     assert [t.token for c in chunks if c.logprobs for t in c.logprobs.content] == \
         [t.token for t in whole.logprobs.content]
@@ -542,7 +567,12 @@ def test_a_template_for_tools(serve, tmp_path):
     check_calls(each.ask("hermes0", tools=TOOLS).choices[0], "Let me see.", [RAIN])
     talk = {"messages": [{"role": "user", "content": "x"}]}
     assert each.count(**talk) > each.count(**talk, tools=TOOLS)
-    templates[1]["template"] = "{% nothing %}"
+    templates[1]["template"] = template("mistral_args")
+    templates[0]["template"] = plain.replace("think>", "")  # what only one knows counts
+    model = write_model(tmp_path / "thinks", "mistral_args", chat_template=templates)
+    server = serve(model, "--served-model-name", "m")
+    assert "calls of tools: mistral; reasoning: [THINK]" in server.log
+    templates[0]["template"], templates[1]["template"] = plain, "{% nothing %}"
     model = write_model(tmp_path / "broken", "hermes", chat_template=templates)
     each = Parrot(serve(model, "--served-model-name", "m", "--tool-call-parser", "hermes"))
     assert each.ask(text="x").choices[0].message.content == "No x"
@@ -580,49 +610,59 @@ def test_texts_between_tags_are_what_the_schema_says(serve, tmp_path):
 # ---- reasoning ----------------------------------------------------------------------------------
 
 
-def test_reasoning(qwen):
-    for choice in qwen.both("thought"):
+def test_reasoning(thinker):
+    for choice in thinker.both("thought"):
         assert choice.message.content == "It rains.\n" and choice.finish_reason == "stop"
         extra = choice.message.model_extra
         assert extra["reasoning"] == extra["reasoning_content"] == "The sea,\n\nperhaps."
 
 
-def test_reasoning_that_the_prompt_has_opened(qwen):
-    for choice in qwen.both("open", think=True):
+def test_reasoning_that_the_prompt_has_opened(thinker):
+    for choice in thinker.both("open", think=True):
         assert choice.message.content == "It rains."
         assert choice.message.model_extra["reasoning"] == "The sea."
-    for choice in qwen.both("open"):  # else the text is what it is
-        assert choice.message.content == SAID["open"]
+    for choice in thinker.both("open"):  # else the text is what it is
+        assert choice.message.content == thinker.said["open"]
 
 
-def test_reasoning_without_end(qwen):
-    choice = qwen.ask("only").choices[0]
+def test_reasoning_without_end(thinker):
+    choice = thinker.ask("only").choices[0]
     assert choice.message.content is None and choice.finish_reason == "stop"
     assert choice.message.model_extra["reasoning"] == "For ever"
 
 
-def test_reasoning_before_calls(qwen):
-    for choice in qwen.both("thought_call", tools=TOOLS):
+def test_reasoning_before_calls(thinker):
+    for choice in thinker.both("thought_call", tools=TOOLS):
         check_calls(choice, "Let me see.", [TIDE])
         assert choice.message.model_extra["reasoning"] == "I must look."
 
 
-def test_reasoning_tokens_are_counted(qwen):
+def test_reasoning_where_control_tokens_are_shown(thinker):
+    """Marks are marks, whether a client wants to see others or not."""
+    for skip in True, False:
+        for choice in thinker.both("thought_call", tools=TOOLS,
+                                   extra_body={"skip_special_tokens": skip}):
+            check_calls(choice, "Let me see.", [TIDE])
+            assert choice.message.model_extra["reasoning"] == "I must look."
+
+
+def test_reasoning_tokens_are_counted(thinker):
     """As many as there are up to the token of the closing tag, which is one."""
-    answer = qwen.ask("thought", extra_body={"return_token_ids": True})
-    pieces = list(qwen.ask("thought", stream=True, stream_options={"include_usage": True}))
+    answer = thinker.ask("thought", extra_body={"return_token_ids": True})
+    pieces = list(thinker.ask("thought", stream=True, stream_options={"include_usage": True}))
     ids = answer.choices[0].token_ids
-    end = qwen.server.post("/tokenize", {"prompt": "</think>", "add_special_tokens": False})
+    end = thinker.server.post("/tokenize", {"prompt": thinker.thought_end.strip(),
+                                            "add_special_tokens": False})
     (end,) = end.json()["tokens"]
     for usage in answer.usage, pieces[-1].usage:
         assert usage.completion_tokens_details.reasoning_tokens == ids.index(end) + 1
-    assert qwen.ask(text="plain").usage.completion_tokens_details.reasoning_tokens == 0
+    assert thinker.ask(text="plain").usage.completion_tokens_details.reasoning_tokens == 0
 
 
-def test_reasoning_that_nobody_wants(qwen):
-    choice = qwen.ask("thought", extra_body={"include_reasoning": False}).choices[0]
+def test_reasoning_that_nobody_wants(thinker):
+    choice = thinker.ask("thought", extra_body={"include_reasoning": False}).choices[0]
     assert choice.message.content == "It rains.\n" and not choice.message.model_extra
-    chunks = list(qwen.ask("thought", stream=True, extra_body={"include_reasoning": False}))
+    chunks = list(thinker.ask("thought", stream=True, extra_body={"include_reasoning": False}))
     assert not any("reasoning" in c.choices[0].delta.model_extra for c in chunks)
 
 
@@ -645,6 +685,23 @@ def test_options_against_the_template(serve, tmp_path):
     with pytest.raises(openai.BadRequestError, match="--tool-call-parser"):
         each.ask("hermes0", tools=TOOLS)
     assert each.ask("thought").choices[0].message.content == "It rains.\n"
+
+
+def test_marks_of_thoughts_by_name(serve, tmp_path):
+    """Those of Mistral's models, where the template has others, and others where it has them."""
+    said = "[THINK]The sea.[/THINK]<think>It rains."
+    each = Parrot(serve(write_model(tmp_path, "hermes"), "--served-model-name", "m",
+                        "--reasoning-parser", "mistral"))
+    assert "reasoning: [THINK]" in each.server.log
+    for choice in each.both(text=said):
+        assert choice.message.model_extra["reasoning"] == "The sea."
+        assert choice.message.content == "<think>It rains."
+    model = write_model(tmp_path, "mistral_args")
+    for name in "think", "none":
+        each = Parrot(serve(model, "--served-model-name", "m", "--reasoning-parser", name))
+        for choice in each.both("thought"):  # without control tokens
+            assert choice.message.content == "The sea,\n\nperhaps.It rains.\n"
+        assert each.ask(text=said).choices[0].message.content == said
 
 
 @pytest.mark.parametrize("choice, wanted", [
