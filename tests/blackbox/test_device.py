@@ -67,7 +67,7 @@ def test_packed_values(device_server, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["deepseek_v2_f32", "deepseek_v2_groups_f32", "deepseek_v3_f32",
-                                  "glm4_moe_lite_f32"])
+                                  "glm4_moe_lite_f32", "mistral4_f32"])
 def test_latents(device_server, name):
     """Latent attention, and experts in groups: the tokens of transformers."""
     prompt, tokens = checkpoint.golden_runs(name)[name.startswith("deepseek_v")]
@@ -232,7 +232,7 @@ EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 
     ("untied_mha_bf16", ("--quantization", "fp8")), ("gpt_oss_bf16", ()), ("gemma3_bf16", ()),
     ("qwen3_moe_bf16", ("--quantization", "int4")), ("olmo3_bf16", ()), ("glm4_moe_bf16", ()),
     ("phi3_bf16", ("--deterministic",)), ("deepseek_v3_bf16", ()), ("qwen3_5_bf16", ()),
-    ("ministral3_bf16", ()),
+    ("ministral3_bf16", ()), ("ernie4_5_moe_bf16", ()),
     ({"head_dim": 64}, ()), ({"head_dim": 128}, ("--quantization", "int8")),
     ({"head_dim": 128, "model_type": "qwen3"}, ("--kv-cache-dtype", "fp8")),
     ({"head_dim": 256, "model_type": "qwen3"}, ()),
