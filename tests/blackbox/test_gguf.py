@@ -322,6 +322,8 @@ def test_refused(tmp_path, name, changes, said):
 @pytest.mark.parametrize("name, keys, said", [
     ("ministral3", [("mistral3." + LENGTH, whole_value(32))],
      "mistral3.attention.temperature_length: expected an integer from 64 to 64, got another"),
+    ("mistral3", [("mistral3." + GROWTH, struct.pack("<Id", 12, 1e300))],  # more than fp32 holds
+     "mistral3.attention.temperature_scale: expected a finite number"),
     *((name, [(f"{arch}.{GROWTH}", real_value(0.1)), (f"{arch}.{LENGTH}", whole_value(64))],
        f"{arch}.attention.temperature_scale is 0.1: queries that grow with their positions are "
        "not supported in this architecture")

@@ -1,5 +1,6 @@
 #include "weights/gguf/gguf_arch.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -121,7 +122,7 @@ enum status gguf_arch_number(const struct gguf *g, const struct gguf_arch *a, co
     double found = 0;
     if (!v)
         return OK;
-    if (!gguf_number(v, &found) || !isfinite(found))
+    if (!gguf_number(v, &found) || !(fabs(found) <= FLT_MAX))
         return gguf_arch_wrong(g, a, key, "a finite number", err);
     *out = found;
     return OK;
