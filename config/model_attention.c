@@ -282,7 +282,7 @@ static void read_no_rope(struct reader *r, const struct family *f, struct model_
 static void slide_by_rule(struct reader *r, const struct family *f, struct model_config *m)
 {
     int32_t period = f->period, from = 0;
-    if (f->period > 0 && f->local_theta > 0)
+    if (f->period > 0 && (f->local_theta > 0 || f->window_turns))
         period = reader_int(r, "sliding_window_pattern", 1, 1 << 20, period);
     if (f->window_from > 0)
         from = reader_int(r, "max_window_layers", 0, 1 << 20, f->window_from);
@@ -299,7 +299,7 @@ static void read_window(struct reader *r, const struct family *f, struct model_c
     const struct jdoc *types = jdoc_get_value(r->object, "layer_types");
     if (types)
         reader_layers(r, types, m->layers, "sliding_attention", m->slides);
-    if (!types || (!f->window_off && f->period == 0))
+    if (!types || (!f->window_off && f->period == 0 && f->window_from == 0))
         slide_by_rule(r, f, m);
     const bool slides = model_config_sliding(m) > 0;
     if (f->window_off && !reader_bool(r, "use_sliding_window", false)) {
@@ -360,7 +360,8 @@ void model_attention_read(struct reader *r, const struct family *f, struct model
         read_no_rope(r, f, m);
     if (r->st == OK && f->window != 0)
         read_window(r, f, m);
-    else if (jdoc_get_value(r->object, "sliding_window"))
+    else if (jdoc_get_value(r->object, "sliding_window") &&
+             reader_bool(r, "use_sliding_window", true))
         reader_fail(r, "sliding_window", "null (not supported)");
     read_rope(r, f, m);
     read_scores(r, f, m);

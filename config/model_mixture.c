@@ -60,6 +60,12 @@ static const char *or_deepseek(const char *key, const char *deepseek)
     return key ? key : deepseek;
 }
 
+/* The other name of it that transformers' class knows, where only that is there. */
+static const char *or_other(const struct reader *r, const char *key, const char *other)
+{
+    return !jdoc_get_value(r->object, key) && jdoc_get_value(r->object, other) ? other : key;
+}
+
 static bool is_deepseek_v2(const struct family *f)
 {
     return f->mixture.softmax && !f->mixture.among;
@@ -172,6 +178,8 @@ static void expect_ernie(struct reader *r, const struct model_config *m)
         reader_fail(r, "moe_layer_interval", "1 (layers without experts are not supported)");
     if (reader_number(r, "moe_norm_min", 0, 1, 1e-12) != 1e-12)
         reader_fail(r, "moe_norm_min", "1e-12");
+    if (jdoc_get_value(r->object, "moe_gate_act"))
+        reader_expect(r, "moe_gate_act", "softmax");
 }
 
 /* GLM's, DeepSeek's and alike. */
@@ -179,16 +187,19 @@ static void read_glm(struct reader *r, const struct family *f, const struct mode
                      struct mixture_config *x)
 {
     const char *shared = or_deepseek(f->keys.shared, "n_shared_experts");
-    x->experts =
-        reader_int(r, or_deepseek(f->keys.experts, "n_routed_experts"), 1, 1024, x->experts);
+    const bool ernie = x->corrections == CORRECTIONS_STATICS;
+    const char *experts = or_deepseek(f->keys.experts, "n_routed_experts");
+    x->experts = reader_int(r, or_other(r, experts, ernie ? "num_experts" : "num_local_experts"), 1,
+                            1024, x->experts);
     x->shared = reader_int(r, shared, f->keys.shared ? 0 : 1, 63, x->shared);
-    x->scale = (float)reader_number(r, "routed_scaling_factor", 1e-6, 1e6, x->scale);
+    if (!ernie) /* whose class does not ask */
+        x->scale = (float)reader_number(r, "routed_scaling_factor", 1e-6, 1e6, x->scale);
     x->dense = count_dense(r, f, m);
     x->dense_mlp = reader_int(r, "intermediate_size", 1, 1 << 20, x->dense_mlp);
     expect_scores(r, f, x);
     if (wants_groups(r, f))
         read_groups(r, f, x);
-    if (x->corrections == CORRECTIONS_STATICS)
+    if (ernie)
         expect_ernie(r, m);
 }
 
@@ -248,11 +259,14 @@ void model_mixture_read(struct reader *r, const struct family *f, struct model_c
         return;
     if (x->kind != MIXTURE_GLM)
         x->scale = 1;
-    x->chosen = reader_int(r, or_deepseek(f->keys.chosen, "num_experts_per_tok"), 1, 64, x->chosen);
+    static const char per_token[] = "num_experts_per_tok";
+    x->chosen = reader_int(r, or_other(r, or_deepseek(f->keys.chosen, per_token), per_token), 1, 64,
+                           x->chosen);
     if (x->kind != MIXTURE_GLM)
         x->experts =
             reader_int(r, local ? "num_local_experts" : "num_experts", 1, 1024, x->experts);
-    if (x->kind == MIXTURE_QWEN || x->kind == MIXTURE_QWEN2 || x->kind == MIXTURE_GLM)
+    if (x->kind == MIXTURE_QWEN || x->kind == MIXTURE_QWEN2 ||
+        (x->kind == MIXTURE_GLM && x->corrections != CORRECTIONS_STATICS))
         x->among = reader_bool(r, "norm_topk_prob", x->among);
     if (f->always_among && !x->among)
         reader_fail(r, "norm_topk_prob", "true (of this family)");

@@ -163,6 +163,8 @@ static void test_window_turns(void **state)
     snprintf(more, sizeof more, "%s,\"sliding_window\":null,\"sliding_window_pattern\":null", list);
     ok_family("exaone4", more, &m);
     assert_true(m.window == 0 && m.slides[0] == 0 && m.no_rope[0] == 0);
+    ok_family("exaone4", ",\"sliding_window_pattern\":2", &m);
+    assert_true(m.slides[0] == 0x5 && m.no_rope[0] == 0xa);
     ok_family("smollm3", "", &m);
     assert_int_equal(m.no_rope[0], 0x8);
 }

@@ -18,6 +18,12 @@ static void test_names_of_mixtures(void **state)
               "\"moe_k\":8,\"moe_norm_min\":1e-12",
               &m);
     assert_true(m.mixture.shared == 0 && m.mixture.dense == 2 && m.mixture.chosen == 8);
+    ok_family("ernie4_5_moe", /* the names that others have, and what its class does not ask */
+              ",\"num_experts\":32,\"num_experts_per_tok\":3,\"norm_topk_prob\":false,"
+              "\"routed_scaling_factor\":2",
+              &m);
+    assert_true(m.mixture.experts == 32 && m.mixture.chosen == 3);
+    assert_true(m.mixture.among && m.mixture.scale == 1);
     ok_family("exaone_moe", "", &m);
     const struct mixture_config exaone = {.kind = MIXTURE_GLM,
                                           .experts = 64,
@@ -34,6 +40,8 @@ static void test_names_of_mixtures(void **state)
     assert_true(m.mixture.experts == 128 && m.mixture.shared == 2);
     ok_family("solar_open", "", &m);
     assert_true(m.mixture.experts == 128 && m.mixture.dense == 0 && m.mixture.shared == 1);
+    ok_family("solar_open", ",\"num_local_experts\":64", &m);
+    assert_int_equal(m.mixture.experts, 64);
     assert_true(m.mlp == 1280 && m.head_dim == 128 && m.rope.theta == 1e6 && m.norm_eps == 1e-5f);
 #define DOTS ",\"num_experts_per_tok\":6,\"n_routed_experts\":128,\"n_shared_experts\":2"
     ok_family("dots1", DOTS ",\"scoring_func\":\"noaux_tc\",\"use_sliding_window\":false", &m);
@@ -41,8 +49,16 @@ static void test_names_of_mixtures(void **state)
     assert_true(m.head_norm && m.window == 0 && m.kv_heads == 32 && m.mlp == 1408);
     ok_family("dots1", DOTS ",\"max_window_layers\":2,\"sliding_window\":9", &m);
     assert_true(m.window == 9 && m.slides[0] == 0xc);
+    ok_family("dots1",
+              DOTS
+              ",\"max_window_layers\":2,\"sliding_window\":9,\"layer_types\":[\"full_attention\","
+              "\"sliding_attention\",\"full_attention\",\"full_attention\"]",
+              &m);
+    assert_int_equal(m.slides[0], 0x2);
     ok_family("iquestcoder", "", &m);
     assert_true(m.head_dim == 128 && m.kv_heads == 8 && m.norm_eps == 1e-5f && !m.tied);
+    ok_family("iquestcoder", ",\"use_sliding_window\":false,\"sliding_window\":4096", &m);
+    assert_int_equal(m.window, 0);
 }
 
 static void test_refusals(void **state)
@@ -85,6 +101,9 @@ static void test_refusals(void **state)
         {"ernie4_5_moe", ",\"moe_layer_interval\":2", "moe_layer_interval is 2, expected 1"},
         {"ernie4_5_moe", ",\"moe_norm_min\":1e-6", "moe_norm_min is 1e-06, expected 1e-12"},
         {"ernie4_5_moe", ",\"use_bias\":true", "use_bias is true, expected false"},
+        {"ernie4_5_moe", ",\"moe_gate_act\":\"sigmoid\"", "is \"sigmoid\", expected \"softmax\""},
+        {"exaone_moe", ",\"sliding_window_pattern\":\"LG\"",
+         "pattern is \"LG\", expected an integer"},
         {"olmoe", ",\"clip_qkv\":8", "clip_qkv is 8, expected null"},
         {"olmoe", ",\"num_experts_per_tok\":65", "num_experts_per_tok is 65, expected"},
         {"minimax_m2", ",\"attn_type_list\":[1,0]", "attn_type_list is an array, expected a list"},

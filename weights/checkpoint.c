@@ -535,6 +535,13 @@ enum status checkpoint_scale(const struct checkpoint *c, const struct local_weig
         part->cols = part->rows;
         part->rows = (struct span){0, span_len(part->cols) > 0};
     }
+    const int32_t rows = w->quant.rows;
+    if (base_ends_with(t->name_in_file, "gate_up_proj_scale_inv") && rows > 0 &&
+        s->shape[0] % rows != 0)
+        return base_fail(err, ERR_MODEL,
+                         "%.200s: tensor %s: blocks of %d rows, expected ones that end with the "
+                         "gates, which have %lld rows",
+                         c->files.dir, t->name_in_file, (int)rows, (long long)s->shape[0]);
     if (t->ndim > 2 || t->rows != part->shape[0] || t->cols != part->shape[1])
         return base_fail(err, ERR_MODEL,
                          "%.200s: tensor %s: expected [%lld, %lld] scales, found %d-d [%lld, %lld]",

@@ -8,9 +8,9 @@ enum finding_level { FINDING_OK, FINDING_WARN, FINDING_FAIL };
 
 struct finding {
     enum finding_level level;
-    const char *check;  /* static */
-    const char *advice; /* static; NULL: nothing to do */
-    char text[480];     /* what there is */
+    const char *check;                        /* static */
+    const char *advice;                       /* static; NULL: nothing to do */
+    char text[sizeof((struct err *)0)->text]; /* what there is */
 };
 
 #define FINDINGS_MAX 96 /* more are dropped, but counted by their level */

@@ -333,3 +333,22 @@ def test_stacked_experts(serve, tmp_path, both):
     odd["model.layers.0.mlp.experts.gate_up_proj_scale_inv"] = numpy.ones((10, 3, 1), numpy.float32)
     done = run("plan", fp8.write(tmp_path / "odd", odd, coded))
     assert done.returncode == 3 and "gate_up_proj_scale_inv" in done.stderr
+
+
+def test_stacked_blocks(tmp_path):
+    """Of blocks that hold gates and ups nothing says whose scale it is."""
+    like, tensors = checkpoint.GOLDEN / "mistral4_f32", {}
+    for name, values in fp8.read(like).items():
+        tensors[name] = values
+        if ".experts." in name:  # of 26 gates and 26 ups, so that the second block has ups alone
+            each = [fp8.quantize(one, (32, 32)) for one in values]
+            tensors[name] = numpy.array([codes for codes, _ in each])
+            tensors[name + "_scale_inv"] = numpy.array([scales for _, scales in each])
+        elif fp8.is_linear(name):
+            tensors[name], tensors[name + "_scale_inv"] = fp8.quantize(values, (32, 32))
+    model = fp8.write(tmp_path / "model", tensors, like,
+                      quantization_config={**fp8.BLOCK, "weight_block_size": [32, 32]})
+    done = run("plan", model)
+    assert done.returncode == 3
+    assert ("gate_up_proj_scale_inv: blocks of 32 rows, expected ones that end with the gates, "
+            "which have 26 rows") in done.stderr

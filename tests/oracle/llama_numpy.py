@@ -263,7 +263,7 @@ def windows_of(raw):
         slides = [given == "sliding_attention" for given in raw["layer_types"]]
     elif "gemma" in kind or kind in ("gpt_oss", "olmo3", *EXAONE):
         pattern = raw.get("sliding_window_pattern", 6) if kind == "gemma3_text" else \
-            4 if kind in ("olmo3", *EXAONE) else 2
+            raw.get("sliding_window_pattern", 4) if kind in EXAONE else 4 if kind == "olmo3" else 2
         slides = [(i + 1) % pattern != 0 for i in layers]
     elif kind == "smollm3":
         slides = [not turns for turns in turns_of(raw)]
