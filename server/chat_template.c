@@ -132,31 +132,61 @@ static enum status open_own(struct chat_template *t, const struct jdoc *info, st
     return open_tools(t, info, err);
 }
 
-/* Can a message that calls a tool have this content? */
-static bool takes_content(const struct chat_template *t, const char *content)
+/* Does the template take these messages, and show the text that is sought in them? */
+static bool shows(const struct jinja *template, const struct jdoc *own, const char *messages,
+                  const char *sought)
 {
     struct jinja_text text;
     struct jdoc *vars = NULL;
     struct err ignored;
     struct buf b;
     buf_init(&b, 4096);
-    buf_printf(&b,
-               "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\","
-               "\"content\":%s,\"tool_calls\":[{\"id\":\"abcdefghi\",\"type\":\"function\","
-               "\"function\":{\"name\":\"f\",\"arguments\":{}}}]},{\"role\":\"tool\","
-               "\"tool_call_id\":\"abcdefghi\",\"content\":\"b\"}],"
-               "\"add_generation_prompt\":true}",
-               content);
+    buf_printf(&b, "{\"messages\":[%s],\"add_generation_prompt\":true}", messages);
     bool takes =
-        !b.failed && jdoc_parse(b.data, b.len, &jdoc_limits_config, "calls", &vars, &ignored) == OK;
-    takes = takes && jinja_render(t->tools ? t->tools : t->jinja, vars, t->own, TEXT_BYTES_MAX,
-                                  &text, &ignored) == OK;
-    if (takes)
+        !b.failed && jdoc_parse(b.data, b.len, &jdoc_limits_config, "probe", &vars, &ignored) == OK;
+    takes = takes && jinja_render(template, vars, own, TEXT_BYTES_MAX, &text, &ignored) == OK;
+    if (takes) {
+        takes = memmem(text.bytes.data, text.bytes.len, sought, strlen(sought)) != NULL;
         jinja_text_free(&text);
+    }
     if (vars)
         jdoc_close(vars);
     buf_free(&b);
     return takes;
+}
+
+/* Can a message that calls a tool have this content? */
+static bool takes_content(const struct chat_template *t, const char *content)
+{
+    char messages[512];
+    snprintf(messages, sizeof messages,
+             "{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":%s,"
+             "\"tool_calls\":[{\"id\":\"abcdefghi\",\"type\":\"function\",\"function\":{\"name\":"
+             "\"f\",\"arguments\":{}}}]},{\"role\":\"tool\",\"tool_call_id\":\"abcdefghi\","
+             "\"content\":\"b\"}",
+             content);
+    return shows(t->tools ? t->tools : t->jinja, t->own, messages, "");
+}
+
+/* Where Mistral's templates look for thoughts: some know no field for them, only parts. */
+static void find_thoughts(struct chat_template *t)
+{
+    static const char parts[] =
+        "[{\"type\":\"thinking\",\"thinking\":\"IN_PARTS\",\"closed\":true},"
+        "{\"type\":\"text\",\"text\":\"b\"}]";
+    static const char user[] = "{\"role\":\"user\",\"content\":\"a\"}";
+    static const char marked[] = "[THINK]IN_PARTS"; /* what takes no list may show it as such */
+    char in_field[320], in_parts[320], in_system[320];
+    snprintf(in_field, sizeof in_field,
+             "%s,{\"role\":\"assistant\",\"content\":\"b\",\"reasoning_content\":\"IN_FIELD\","
+             "\"reasoning\":\"IN_FIELD\",\"thinking\":\"IN_FIELD\"},%s",
+             user, user);
+    snprintf(in_parts, sizeof in_parts, "%s,{\"role\":\"assistant\",\"content\":%s},%s", user,
+             parts, user);
+    snprintf(in_system, sizeof in_system, "{\"role\":\"system\",\"content\":%s},%s", parts, user);
+    t->form.thought_parts =
+        !shows(t->jinja, t->own, in_field, "IN_FIELD") && shows(t->jinja, t->own, in_parts, marked);
+    t->form.system_thoughts = shows(t->jinja, t->own, in_system, marked);
 }
 
 enum status chat_template_open(const struct tokenizer *t, const char *file,
@@ -174,6 +204,8 @@ enum status chat_template_open(const struct tokenizer *t, const char *file,
     TRY(read_own(info, &c->own, err));
     TRY(file ? open_file(c, file, err) : open_own(c, info, err));
     c->form.no_null = c->jinja && !takes_content(c, "null") && takes_content(c, "\"\"");
+    if (c->jinja && c->form.thoughts == ANSWER_THOUGHTS_MISTRAL)
+        find_thoughts(c);
     *out = c;
     c = NULL;
 out:

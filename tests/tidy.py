@@ -269,6 +269,8 @@ TESTED_BY = {
     "server/api/completion.c": "tests/test_api.c tests/fuzz/fuzz_api.c",
     "server/api/completion_prompt.c": "tests/test_api.c tests/fuzz/fuzz_api.c",
     "server/api/completion_reply.c": "tests/test_api.c",
+    "server/api/content.c": "tests/test_chat.c tests/fuzz/fuzz_api.c "
+                            "tests/blackbox/test_thoughts.py",
     "server/api/conversation.c": "tests/test_chat.c tests/fuzz/fuzz_api.c tests/test_nomem.c",
     "server/api/embedding.c": "tests/test_embedding.c tests/test_fields.c tests/test_nomem.c "
                               "tests/fuzz/fuzz_api.c "

@@ -52,6 +52,8 @@ struct answer_form {
     bool one_call;       /* those after the first are dropped */
     /* Of a message that only calls tools the template takes "" as content, not null. */
     bool no_null;
+    bool thought_parts;   /* it takes an assistant's thoughts as parts of content, and only so, */
+    bool system_thoughts; /* and those of instructions */
     /* Calls between tags: which arguments are texts (call_types.h). Borrowed; NULL: nothing is
      * known of them. */
     const char *types;

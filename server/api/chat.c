@@ -200,6 +200,8 @@ enum status chat_make(struct chat_values *values, const struct completion_rules 
     TRY(set_structure(values, &choice, q, e));
     values->conversation.harmony = rules->answer.harmony;
     values->conversation.no_null = rules->answer.no_null;
+    values->conversation.thought_parts = rules->answer.thought_parts;
+    values->conversation.system_thoughts = rules->answer.system_thoughts;
     st = conversation_make(&values->conversation, q->doc, &r->conversation, e);
 out:
     return st;

@@ -7,6 +7,8 @@
  * cut at, as transformers does it: templates may trim what they are given. */
 #include "server/api/conversation.h"
 
+#include "server/api/content.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -18,6 +20,11 @@
 #define DIGITS_OF(number) #number
 #define DIGITS(macro) DIGITS_OF(macro)
 #define VARS_BYTES_MAX ((size_t)64 << 20)
+#define PARTS DIGITS(CONVERSATION_PARTS_MAX)
+#define TEXT_PART                                                                                  \
+    "{\"type\":\"object\",\"properties\":{\"type\":{\"const\":\"text\"},\"text\":{\"type\":"       \
+    "\"string\"}},"                                                                                \
+    "\"required\":[\"type\",\"text\"]}"
 
 /* A request's own limits, and room for what decoded arguments add. */
 static const struct jdoc_limits limits = {
@@ -36,11 +43,6 @@ struct message {
 struct tool_call {
     struct field_string id, type, name;
     const struct jdoc *arguments;
-};
-
-struct part {
-    struct field_string type;
-    const struct jdoc *text;
 };
 
 static const struct field function_rows[] = {
@@ -80,13 +82,12 @@ const struct field conversation_message_rows[CONVERSATION_MESSAGE_ROWS] = {
      AT(role)},
     {.name = "content",
      .kind = FIELD_ANY,
-     .schema = "\"anyOf\":[{\"type\":[\"string\",\"null\"]},{\"type\":\"array\","
-               "\"maxItems\":" DIGITS(
-                   CONVERSATION_PARTS_MAX) ","
-                                           "\"items\":{\"type\":\"object\",\"properties\":{"
-                                           "\"type\":{\"const\":\"text\"},"
-                                           "\"text\":{\"type\":\"string\"}},\"required\":[\"type\","
-                                           "\"text\"]}}]",
+     .schema =
+         "\"anyOf\":[{\"type\":[\"string\",\"null\"]},{\"type\":\"array\",\"maxItems\":" PARTS
+         ",\"items\":{\"anyOf\":[" TEXT_PART ",{\"type\":\"object\",\"properties\":{\"type\":{"
+         "\"const\":\"thinking\"},\"thinking\":{\"anyOf\":[{\"type\":\"string\"},{\"type\":"
+         "\"array\",\"maxItems\":" PARTS ",\"items\":" TEXT_PART "}]},\"closed\":{\"const\":"
+         "true}},\"required\":[\"type\",\"thinking\"]}]}}]",
      AT(content)},
     STRING(name, 0, CONVERSATION_NAME_BYTES_MAX),
     STRING(tool_call_id, 0, CONVERSATION_NAME_BYTES_MAX),
@@ -102,18 +103,6 @@ const struct field conversation_message_rows[CONVERSATION_MESSAGE_ROWS] = {
     UNSUPPORTED(audio, FIELD_ANY, NAN),
     IGNORED(refusal),
     IGNORED(annotations),
-};
-
-static const struct field part_rows[] = {
-    {.name = "type",
-     .kind = FIELD_STRING,
-     .int_max = CONVERSATION_NAME_BYTES_MAX,
-     .required = true,
-     .offset = offsetof(struct part, type)},
-    {.name = "text", .kind = FIELD_ANY, .offset = offsetof(struct part, text)},
-    IGNORED(image_url),
-    IGNORED(input_audio),
-    IGNORED(file),
 };
 
 struct tool {
@@ -139,9 +128,6 @@ static const struct field tool_row = {
 
 static const struct field tool_call_row = {
     .name = "tool_calls", .members = tool_call_rows, .member_count = ARRAY_LEN(tool_call_rows)};
-
-static const struct field part_row = {
-    .name = "content", .members = part_rows, .member_count = ARRAY_LEN(part_rows)};
 
 #undef AT
 #define AT(member) .offset = offsetof(struct conversation_fields, member)
@@ -185,52 +171,23 @@ static void write_string(const char *key, const struct field_string *s, struct b
     buf_json(out, s->bytes, s->len);
 }
 
-/* The texts of the parts, a line each. */
-static enum status join_parts(const struct jdoc *parts, struct buf *text,
-                              struct field_unknown *unknown, struct api_error *e)
+static bool is_instruction(const struct message *m)
 {
-    char shown[80];
-    enum status st = OK;
-    if (jdoc_size(parts) > CONVERSATION_PARTS_MAX)
-        return api_error_field(e, "content", "content may hold at most %d parts, got %zu",
-                               CONVERSATION_PARTS_MAX, jdoc_size(parts));
-    for (size_t i = 0; i < jdoc_size(parts) && st == OK; i++) {
-        struct part p = {.text = NULL};
-        if (jdoc_type(jdoc_at(parts, i)) != JDOC_OBJECT)
-            st = field_wrong_type("content", jdoc_at(parts, i), "text, or a list of parts", e);
-        else
-            st = field_apply_item(&part_row, parts, i, &p, unknown, e);
-        if (st != OK)
-            return st;
-        buf_puts(text, i ? "\n" : "");
-        if (!field_string_is(&p.type, "text"))
-            st = api_error_field(
-                e, "type", "type must be \"text\", got \"%.40s\": this server reads text only",
-                p.type.bytes);
-        else if (!p.text || jdoc_type(p.text) != JDOC_STRING)
-            st = api_error_field(e, "text", "text must be a string, got %s",
-                                 p.text ? field_text(p.text, shown, sizeof shown) : "nothing");
-        else
-            buf_add(text, jdoc_string(p.text), jdoc_string_len(p.text));
-        if (st != OK)
-            field_prefix(e, "content", i);
-    }
-    return st;
+    return field_string_is(&m->role, "system") || field_string_is(&m->role, "developer");
 }
 
-static enum status read_content(const struct message *m, struct buf *text,
-                                struct field_unknown *unknown, struct api_error *e)
+static enum status read_content(const struct message *m, const struct conversation_fields *f,
+                                struct content *content, struct field_unknown *unknown,
+                                struct api_error *e)
 {
-    if (!m->content && !field_string_is(&m->role, "assistant"))
-        return api_error_field(e, "content", "content is missing");
+    const bool assistant = field_string_is(&m->role, "assistant");
+    const enum content_thoughts may = assistant ? CONTENT_THOUGHTS_LEADING
+                                      : f->system_thoughts && is_instruction(m)
+                                          ? CONTENT_THOUGHTS_ANYWHERE
+                                          : CONTENT_THOUGHTS_NONE;
     if (!m->content)
-        return OK;
-    if (jdoc_type(m->content) == JDOC_ARRAY)
-        return join_parts(m->content, text, unknown, e);
-    if (jdoc_type(m->content) != JDOC_STRING)
-        return field_wrong_type("content", m->content, "a string or a list of parts", e);
-    buf_add(text, jdoc_string(m->content), jdoc_string_len(m->content));
-    return OK;
+        return assistant ? OK : api_error_field(e, "content", "content is missing");
+    return content_read(m->content, may, content, unknown, e);
 }
 
 /* Members may repeat and integers be of any size where they have to be. */
@@ -323,6 +280,36 @@ static void join_reasoning(struct field_string *reasoning, struct buf *joined, s
     *reasoning = (struct field_string){joined->data, joined->len};
 }
 
+/* What an assistant thought, wherever a client has put it. */
+static enum status find_reasoning(const struct message *m, const struct content *c,
+                                  struct field_string *out, struct api_error *e)
+{
+    *out = m->reasoning_content.bytes ? m->reasoning_content : m->reasoning;
+    if (!c->thinks || is_instruction(m))
+        return OK;
+    if (out->bytes && out->len > 0)
+        return api_error_field(e, "content",
+                               "content has thoughts, and so has %s: only one of them may",
+                               m->reasoning_content.bytes ? "reasoning_content" : "reasoning");
+    *out = (struct field_string){c->thoughts.data ? c->thoughts.data : "", c->thoughts.len};
+    return OK;
+}
+
+/* As Mistral's templates take thoughts, which know no other form. */
+static void write_thoughts(const struct field_string *reasoning, const struct buf *text,
+                           struct buf *out)
+{
+    buf_puts(out, "[{\"type\":\"thinking\",\"thinking\":");
+    buf_json(out, reasoning->bytes, reasoning->len);
+    buf_puts(out, ",\"closed\":true}");
+    if (text->len > 0) {
+        buf_puts(out, ",{\"type\":\"text\",\"text\":");
+        buf_json(out, text->data, text->len);
+        buf_puts(out, "}");
+    }
+    buf_puts(out, "]");
+}
+
 /* mark: the content goes on after it. Templates know `developer` by its older name; and most ask
  * whether a message that calls tools has no content, while others fail at that. */
 static enum status write_message(const struct message *m, const char *mark,
@@ -331,30 +318,38 @@ static enum status write_message(const struct message *m, const char *mark,
 {
     const bool developer = field_string_is(&m->role, "developer");
     const bool calls = m->calls.end > 0;
-    struct field_string reasoning =
-        m->reasoning_content.bytes ? m->reasoning_content : m->reasoning;
+    struct field_string reasoning;
     enum status st = OK;
-    struct buf text, joined;
-    buf_init(&text, VARS_BYTES_MAX);
+    struct content c;
+    struct buf joined;
+    content_init(&c, VARS_BYTES_MAX);
     buf_init(&joined, VARS_BYTES_MAX);
-    TRY(read_content(m, &text, unknown, e));
+    TRY(read_content(m, f, &c, unknown, e));
+    TRY(find_reasoning(m, &c, &reasoning, e));
     if (f->harmony && calls && !mark)
-        join_reasoning(&reasoning, &joined, &text);
-    buf_puts(&text, mark ? mark : "");
+        join_reasoning(&reasoning, &joined, &c.text);
+    buf_puts(&c.text, mark ? mark : "");
+    const bool listed = f->thought_parts && reasoning.bytes && reasoning.len > 0;
     buf_printf(out, "{\"role\":\"%s\",\"content\":", developer ? "system" : m->role.bytes);
-    if (m->content || mark || !calls || f->harmony || f->no_null)
-        buf_json(out, text.data ? text.data : "", text.len);
+    if (is_instruction(m) && c.thinks)
+        buf_printf(out, "[%s]", c.parts.data);
+    else if (listed)
+        write_thoughts(&reasoning, &c.text, out);
+    else if (m->content || mark || !calls || f->harmony || f->no_null)
+        buf_json(out, c.text.data ? c.text.data : "", c.text.len);
     else
         buf_puts(out, "null");
-    out->failed = out->failed || text.failed || joined.failed;
+    out->failed =
+        out->failed || c.text.failed || c.thoughts.failed || c.parts.failed || joined.failed;
     write_string("name", &m->name, out);
     write_string("tool_call_id", &m->tool_call_id, out);
-    write_reasoning(&reasoning, out);
+    if (!listed)
+        write_reasoning(&reasoning, out);
     if (calls)
         TRY(write_tool_calls(m, out, unknown, e));
     buf_puts(out, "}");
 out:
-    buf_free(&text);
+    content_free(&c);
     buf_free(&joined);
     return st;
 }
@@ -405,25 +400,21 @@ out:
 
 /* ---- as the template of the harmony format takes them ---- */
 
-static bool is_instruction(const struct message *m)
-{
-    return field_string_is(&m->role, "system") || field_string_is(&m->role, "developer");
-}
-
 /* The instructions at the beginning as one message, since the template takes one. *next: behind
  * them. */
 static enum status put_instructions(struct writer *w, size_t *next)
 {
     enum status st = OK;
     struct message m;
-    struct buf text;
-    buf_init(&text, VARS_BYTES_MAX);
+    struct content c;
+    content_init(&c, VARS_BYTES_MAX);
     for (*next = 0; *next < jdoc_size(w->f->messages); ++*next) {
         TRY(read_message(w, *next, &m));
         if (!is_instruction(&m))
             break;
-        buf_puts(&text, *next ? "\n\n" : "");
-        st = read_content(&m, &text, w->unknown, w->e);
+        buf_puts(&c.text, *next ? "\n\n" : "");
+        c.says = false;
+        st = read_content(&m, w->f, &c, w->unknown, w->e);
         if (st == ERR_INPUT)
             field_prefix(w->e, "messages", *next);
         if (st != OK)
@@ -431,13 +422,13 @@ static enum status put_instructions(struct writer *w, size_t *next)
     }
     if (*next > 0) {
         buf_puts(w->out, "{\"role\":\"system\",\"content\":");
-        buf_json(w->out, text.data ? text.data : "", text.len);
+        buf_json(w->out, c.text.data ? c.text.data : "", c.text.len);
         buf_puts(w->out, "}");
         w->begun = true;
     }
-    w->out->failed = w->out->failed || text.failed;
+    w->out->failed = w->out->failed || c.text.failed;
 out:
-    buf_free(&text);
+    content_free(&c);
     return st;
 }
 

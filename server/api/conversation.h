@@ -6,7 +6,7 @@
 #include "server/api/field.h"
 
 #define CONVERSATION_MESSAGES_MAX 4096
-#define CONVERSATION_PARTS_MAX 1024     /* of one message */
+#define CONVERSATION_PARTS_MAX 1024     /* of one message, and of one thought */
 #define CONVERSATION_TOOL_CALLS_MAX 128 /* of one message */
 #define CONVERSATION_TOOLS_MAX 1024
 #define CONVERSATION_DOCUMENTS_MAX 128
@@ -27,8 +27,8 @@ struct conversation_fields {
     struct field_string reasoning_effort;
     bool add_generation_prompt, continue_final_message;
     /* no row stores these */
-    bool harmony; /* the template is one of the harmony format */
-    bool no_null; /* it takes no null as content (answer_form.h) */
+    bool harmony;                                 /* the template is one of the harmony format */
+    bool no_null, thought_parts, system_thoughts; /* as answer_form.h has them */
     enum conversation_thinking thinking;
 };
 

@@ -101,6 +101,8 @@ enum status tokenize_parse(const char *text, size_t n, const struct completion_r
     TRY(check_source(&raw, r.doc, e));
     raw.conversation.harmony = rules->answer.harmony;
     raw.conversation.no_null = rules->answer.no_null;
+    raw.conversation.thought_parts = rules->answer.thought_parts;
+    raw.conversation.system_thoughts = rules->answer.system_thoughts;
     if (raw.conversation.messages)
         TRY(conversation_make(&raw.conversation, r.doc, &r.conversation, e));
     r.text = raw.prompt.bytes ? raw.prompt : raw.content;

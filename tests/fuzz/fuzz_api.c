@@ -123,14 +123,16 @@ static void run_embedding(const char *text, size_t n, const struct completion_ru
 
 /* Every message has a role and a content, and templates get each variable once. Instructions are
  * one message more. */
-static void check_conversation(const struct conversation *c, size_t messages_max)
+/* parts: a content may be a list of them. */
+static void check_conversation(const struct conversation *c, size_t messages_max, bool parts)
 {
     const struct jdoc *messages = jdoc_get(c->vars, "messages");
     CHECK(jdoc_size(messages) >= 1 && jdoc_size(messages) <= messages_max + 1);
     for (size_t i = 0; i < jdoc_size(messages); i++) {
         const struct jdoc *m = jdoc_at(messages, i), *content = jdoc_get(m, "content");
         CHECK(jdoc_type(jdoc_get(m, "role")) == JDOC_STRING);
-        CHECK(jdoc_type(content) == JDOC_STRING || jdoc_get(m, "tool_calls"));
+        CHECK(jdoc_type(content) == JDOC_STRING || jdoc_get(m, "tool_calls") ||
+              (parts && jdoc_type(content) == JDOC_ARRAY && jdoc_size(content) > 0));
     }
     CHECK(jdoc_type(jdoc_get(c->vars, "add_generation_prompt")) == JDOC_BOOL);
     CHECK(!c->mark || !jdoc_bool(jdoc_get(c->vars, "add_generation_prompt")));
@@ -172,7 +174,8 @@ static void run_chat(parser *parse, const char *text, size_t n,
     /* each result of a tool is a message of its own */
     const bool blocks = parse == messages_parse || parse == messages_parse_count;
     check_conversation(&r.conversation,
-                       (size_t)CONVERSATION_MESSAGES_MAX * (blocks ? CONVERSATION_PARTS_MAX : 1));
+                       (size_t)CONVERSATION_MESSAGES_MAX * (blocks ? CONVERSATION_PARTS_MAX : 1),
+                       rules->answer.thought_parts);
     if (parse == responses_parse)
         check_repeated(&r.completion.repeated);
     chat_free(&r);
@@ -190,7 +193,7 @@ static void run_tokenize(const char *text, size_t n, const struct completion_rul
     CHECK(!r.text.bytes != !r.conversation.vars);
     CHECK(!r.text.bytes || r.text.bytes[r.text.len] == '\0');
     if (r.conversation.vars)
-        check_conversation(&r.conversation, CONVERSATION_MESSAGES_MAX);
+        check_conversation(&r.conversation, CONVERSATION_MESSAGES_MAX, false);
     tokenize_free(&r);
 }
 
@@ -232,6 +235,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     run_chat(messages_parse_count, copy, size, &rules);
     run_tokenize(copy, size, &rules);
     run_detokenize(copy, size, &rules);
+    rules.answer.thought_parts = rules.answer.system_thoughts = true;
+    run_chat(chat_parse, copy, size, &rules);
+    run_chat(messages_parse, copy, size, &rules);
     rules.columns = COLUMNS;
     run_embedding(copy, size, &rules);
     rules.has_tokenizer = false;
