@@ -8,7 +8,8 @@
 What it writes is committed. NAME.json has the config.json that the converter saw and the shape of
 each of its tensors; the values follow from the tensors' names (see `values`) and are whole numbers
 of 2^-7, which every type holds exactly, and one more or less, too. Of models whose layers recur,
-of those with latents and of those whose queries grow, it also has what transformers answers.
+of those with latents, of those whose queries grow and of later ones (see `ANSWERED`), it also has
+what transformers answers.
 """
 
 import importlib
@@ -164,8 +165,16 @@ MODELS = {
     "mistral3": ("BF16", "mistral", {
         "head_dim": 16, "rope_parameters": plain(1e6), "sliding_window": None,
         "tie_word_embeddings": False}),
+    "exaone4": ("BF16", "exaone4", {
+        "head_dim": 16, "num_hidden_layers": 5, "sliding_window": 24, "rope_parameters": LLAMA3,
+        "layer_types": ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"],
+        "tie_word_embeddings": False}),
+    "exaone4_plain": ("F32", "exaone4", {
+        "sliding_window": None, "rope_parameters": plain(1e6),
+        "layer_types": ["full_attention"] * 2, "tie_word_embeddings": True}),
 }
-ANSWERED = {"linear_num_key_heads", "kv_lora_rank", "llama_4_scaling_beta"}  # one of these keys
+# one of these keys, or the type
+ANSWERED = {"linear_num_key_heads", "kv_lora_rank", "llama_4_scaling_beta", "exaone4"}
 SEEING = {"mistral3": "Mistral3ForConditionalGeneration"}  # written as the text of a larger model
 FUSED = ["qwen3_5_moe"]       # gates and ups of all experts are one tensor
 MIXED = ["qwen3_next"]        # gates of layers that recur are of another type
@@ -314,7 +323,8 @@ def main():
             directory = pathlib.Path(scratch) / name
             config, shapes = write_checkpoint(directory, model_type, changes)
             known = {"type": kind, "config": config, "tensors": shapes}
-            if ANSWERED & {*config, *config["rope_parameters"]} and kind != "Q8_0":
+            asked = {*config, *config["rope_parameters"], model_type}
+            if ANSWERED & asked and kind != "Q8_0":
                 known["answers"] = answers(directory)
             convert(directory, OUT / f"{name}.gguf", kind)
         (OUT / f"{name}.json").write_text(json.dumps(known, indent=1) + "\n")

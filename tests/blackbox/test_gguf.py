@@ -197,6 +197,29 @@ def test_growth_that_changes_nothing(tmp_path, name, changes, model_type):
     assert grows == (name == "ministral3")
 
 
+WINDOW, PATTERN = "exaone4.attention.sliding_window", "exaone4.attention.sliding_window_pattern"
+
+
+def listed(*slides, kind=7):
+    """Which layers slide, as the file has it behind the key: truth values, or of another type."""
+    return struct.pack(f"<IIQ{len(slides)}B", 9, kind, len(slides), *slides)
+
+
+@pytest.mark.parametrize("keys, kinds", [
+    ([], ["full", "full"]),
+    ([(WINDOW, whole_value(24))], ["sliding", "sliding"]),
+    ([(WINDOW, whole_value(24)), (PATTERN, whole_value(2))], ["sliding", "full"]),
+    ([(WINDOW, whole_value(24)), (PATTERN, listed(0, 1))], ["full", "sliding"]),
+])
+def test_layers_that_slide(tmp_path, keys, kinds):
+    """By a list, by a number, or as llama.cpp takes it."""
+    done = convert(with_keys(tmp_path, "exaone4_plain", *keys), tmp_path / "model")
+    assert done.returncode == 0, done.stderr
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    assert config["layer_types"] == [f"{kind}_attention" for kind in kinds]
+    assert config["sliding_window"] == (24 if keys else None)
+
+
 # ---- what is refused ----------------------------------------------------------------------------
 
 
@@ -313,6 +336,12 @@ def assert_refused(path, out, said):
      "mistral3.rope.scaling.type: expected yarn alone beside attention.temperature_scale, got "),
     ("ministral3", lost(b"mistral3.rope.scaling.original_context_length"),
      "mistral3.rope.scaling.original_context_length: expected an integer, got nothing"),
+    ("exaone4", lost(b"exaone4.attention.layer_norm_rms_epsilon"),
+     "exaone4.attention.layer_norm_rms_epsilon: expected a number, got nothing"),
+    ("exaone4", [(listed(1, 0, 1, 0, 1), listed(1, 0, 1, 0, 2, kind=0))],
+     "exaone4.attention.sliding_window_pattern: expected truth values, got something else"),
+    ("exaone4", [(b"blk.1.post_ffw_norm.weight", b"blk.1.post_ffw_norn.weight")],
+     "no tensor for model.layers.1.post_feedforward_layernorm.weight"),
     ("phi3", [(b"rope_factors_long", b"rope_factors_lost")], "4 short factors of rotation, but 0"),
 ])
 def test_refused(tmp_path, name, changes, said):
@@ -334,6 +363,18 @@ def test_growth_refused(tmp_path, name, keys, said):
     """llama.cpp's converter writes such a key of Mistral's mixtures, which it takes for DeepSeek's
     architecture; without it they would answer, and otherwise."""
     assert_refused(with_keys(tmp_path, name, *keys), tmp_path / "out", said)
+
+
+@pytest.mark.parametrize("keys, said", [
+    ([(PATTERN, listed(1, 0))], "sliding_window"),
+    ([(WINDOW, whole_value(24)), (PATTERN, listed(1))],
+     f"{PATTERN}: expected 2 truth values, got 1"),
+    ([(WINDOW, whole_value(24)), (PATTERN, whole_value(0))],
+     f"{PATTERN}: expected an integer from 1 to 2147483647, got another"),
+    ([(WINDOW, real_value(24.5))], f"{WINDOW}: expected an integer"),
+])
+def test_windows_refused(tmp_path, keys, said):
+    assert_refused(with_keys(tmp_path, "exaone4_plain", *keys), tmp_path / "out", said)
 
 
 def test_more_tokens_than_rows(tmp_path):

@@ -34,6 +34,7 @@ static const struct gguf_arch archs[] = {
     {.name = "smollm3", .model_type = "smollm3", .pairs = true},
     {.name = "seed_oss", .model_type = "seed_oss"},
     {.name = "ernie4_5", .model_type = "ernie4_5"},
+    {.name = "exaone4", .model_type = "exaone4"},
     {.name = "glm4", .model_type = "glm4"},
     {.name = "glm4moe", .model_type = "glm4_moe"},
     {.name = "qwen3next",
@@ -80,7 +81,7 @@ static const struct gguf_arch *variant(const struct gguf *g, const struct gguf_a
 const struct gguf_arch *gguf_arch_find(const struct gguf *g, struct err *err)
 {
     struct gguf_string name = {"", 0};
-    char known[256] = "", word[40];
+    char known[320] = "", word[40];
     size_t n = 0;
     gguf_text(gguf_get(g, "general.architecture"), &name);
     snprintf(word, sizeof word, "%.*s", (int)(name.n < 39 ? name.n : 39), name.bytes);

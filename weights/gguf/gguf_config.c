@@ -83,6 +83,7 @@ static const struct key_row key_rows[] = {
     {"linear_conv_kernel_dim", "ssm.conv_kernel", WHOLE, NEEDED, GGUF_ARCH_HYBRIDS},
     {"full_attention_interval", "full_attention_interval", WHOLE, LEFT_OUT, GGUF_ARCH_HYBRIDS},
     {"sliding_window", "attention.sliding_window", WHOLE, NEEDED, " gemma2 gemma3 "},
+    {"sliding_window", "attention.sliding_window", WHOLE, "null", " exaone4 "},
     {"sliding_window_pattern", "attention.sliding_window_pattern", WHOLE, LEFT_OUT, " gemma3 "},
     {"rope_local_base_freq", "rope.freq_base_swa", REAL, LEFT_OUT, " gemma3 "},
     {"attn_logit_softcapping", "attn_logit_softcapping", REAL, LEFT_OUT, " gemma2 "},
@@ -401,41 +402,68 @@ static void put_own(const struct gguf *g, const struct gguf_arch *a, struct buf 
     }
 }
 
-/* Which layers recur, where the file names them; it counts layers that guess, too. */
-static enum status put_layer_types(const struct gguf *g, const struct gguf_arch *a, struct buf *b,
-                                   struct err *err)
+static int64_t count_blocks(const struct gguf *g, const struct gguf_arch *a)
 {
-    static const char key[] = "attention.recurrent_layers";
-    const struct gguf_value *v = gguf_arch_get(g, a, key);
-    int64_t blocks = 0, recurs = 0;
-    if (!v)
-        return OK;
+    int64_t blocks = 0;
     gguf_int(gguf_arch_get(g, a, "block_count"), &blocks);
-    if (gguf_array_size(v) != (size_t)blocks)
+    return blocks;
+}
+
+/* Of which kind each layer is, by the file's list of truth values. One of layers that recur counts
+ * those that guess, too; one of layers that slide may leave them out. */
+static enum status put_listed(const struct gguf *g, const struct gguf_arch *a, const char *key,
+                              const char *kind, struct buf *b, struct err *err)
+{
+    const struct gguf_value *v = gguf_arch_get(g, a, key);
+    const int64_t blocks = count_blocks(g, a), layers = blocks - gguf_arch_guessing(g, a);
+    const size_t n = gguf_array_size(v);
+    int64_t its = 0;
+    if (n != (size_t)blocks && (gguf_arch_is(a, GGUF_ARCH_HYBRIDS) || n != (size_t)layers))
         return base_fail(err, ERR_MODEL, "%s: %s.%s: expected %lld truth values, got %zu",
-                         gguf_path(g), gguf_arch_prefix(a), key, (long long)blocks,
-                         gguf_array_size(v));
+                         gguf_path(g), gguf_arch_prefix(a), key, (long long)blocks, n);
     buf_puts(b, "  \"layer_types\": [");
-    for (int64_t i = 0; i < blocks - gguf_arch_guessing(g, a); i++) {
-        if (!gguf_array_int(v, (size_t)i, &recurs) || recurs < 0 || recurs > 1)
+    for (int64_t i = 0; i < layers; i++) {
+        if (!gguf_array_int(v, (size_t)i, &its) || its < 0 || its > 1)
             return gguf_arch_wrong(g, a, key, "truth values", err);
-        buf_printf(b, "%s\"%s\"", i > 0 ? ", " : "",
-                   recurs ? "linear_attention" : "full_attention");
+        buf_printf(b, "%s\"%s\"", i > 0 ? ", " : "", its ? kind : "full_attention");
     }
     buf_puts(b, "],\n");
     return OK;
+}
+
+/* Which layers slide in a family that has to be told: those of a list, or all but every so manieth.
+ * With a window and no more llama.cpp takes that for the fourth; without a window none slides. */
+static enum status put_sliding(const struct gguf *g, const struct gguf_arch *a, struct buf *b,
+                               struct err *err)
+{
+    static const char key[] = "attention.sliding_window_pattern";
+    enum status st = OK;
+    int64_t period = gguf_arch_get(g, a, "attention.sliding_window") ? 4 : 1;
+    if (!gguf_arch_is(a, GGUF_ARCH_EXAONES))
+        return OK;
+    if (gguf_array_size(gguf_arch_get(g, a, key)) > 0)
+        return put_listed(g, a, key, "sliding_attention", b, err);
+    TRY(gguf_arch_int(g, a, key, 1, INT32_MAX, &period, err));
+    buf_puts(b, "  \"layer_types\": [");
+    for (int64_t i = 0; i < count_blocks(g, a) - gguf_arch_guessing(g, a); i++)
+        buf_printf(b, "%s\"%s_attention\"", i > 0 ? ", " : "",
+                   (i + 1) % period != 0 ? "sliding" : "full");
+    buf_puts(b, "],\n");
+out:
+    return st;
 }
 
 /* What layers that recur have beyond single keys. */
 static enum status put_recurrent(const struct gguf *g, const struct gguf_arch *a, struct buf *b,
                                  struct err *err)
 {
-    static const char key[] = "ssm.inner_size";
+    static const char key[] = "ssm.inner_size", list[] = "attention.recurrent_layers";
     enum status st = OK;
     int64_t heads = 0, inner = 0;
     if (!gguf_arch_is(a, GGUF_ARCH_HYBRIDS))
         return OK;
-    TRY(put_layer_types(g, a, b, err));
+    if (gguf_arch_get(g, a, list))
+        TRY(put_listed(g, a, list, "linear_attention", b, err));
     TRY(gguf_arch_int(g, a, "ssm.time_step_rank", 1, INT32_MAX, &heads, err));
     TRY(gguf_arch_int(g, a, key, 1, INT32_MAX, &inner, err));
     if (inner == 0)
@@ -578,6 +606,7 @@ enum status gguf_config_put(const struct gguf *g, enum dtype dtype, struct buf *
     buf_printf(json, "{\n  \"model_type\": \"%s\",\n", a->model_type);
     TRY(check_values(g, a, err));
     TRY(put_keys(g, a, json, err));
+    TRY(put_sliding(g, a, json, err));
     TRY(put_recurrent(g, a, json, err));
     TRY(put_latent(g, a, json, err));
     TRY(put_rotation(g, a, json, err));
