@@ -172,9 +172,18 @@ MODELS = {
     "exaone4_plain": ("F32", "exaone4", {
         "sliding_window": None, "rope_parameters": plain(1e6),
         "layer_types": ["full_attention"] * 2, "tie_word_embeddings": True}),
+    "ernie4_5_moe": ("F16", "ernie4_5_moe", {
+        "rope_parameters": plain(5e5), "num_hidden_layers": 3, "intermediate_size": 128,
+        "moe_num_experts": 6, "moe_k": 3, "moe_intermediate_size": 32, "moe_num_shared_experts": 2,
+        "moe_layer_start_index": 1, "tie_word_embeddings": True}),
+    "ernie4_5_moe_old": ("BF16", "ernie4_5_moe", {
+        "rope_parameters": plain(5e5), "head_dim": 16, "moe_num_experts": 4, "moe_k": 2,
+        "moe_intermediate_size": 32, "moe_num_shared_experts": 0, "moe_layer_start_index": 0,
+        "tie_word_embeddings": False}),
 }
 # one of these keys, or the type
-ANSWERED = {"linear_num_key_heads", "kv_lora_rank", "llama_4_scaling_beta", "exaone4"}
+ANSWERED = {"linear_num_key_heads", "kv_lora_rank", "llama_4_scaling_beta", "exaone4",
+            "ernie4_5_moe"}
 SEEING = {"mistral3": "Mistral3ForConditionalGeneration"}  # written as the text of a larger model
 FUSED = ["qwen3_5_moe"]       # gates and ups of all experts are one tensor
 MIXED = ["qwen3_next"]        # gates of layers that recur are of another type
@@ -274,7 +283,16 @@ def as_earlier_deepseek(model):
     model.set_gguf_parameters = set_parameters
 
 
-EARLIER = {"qwen3_next_old": as_earlier_next, "deepseek_v2_old": as_earlier_deepseek}
+def as_earlier_ernie(model):
+    """Corrections of one dimension, so in fp32."""
+    usual = model.modify_tensors
+    model.modify_tensors = lambda data, tensor, layer: (
+        (name, t.squeeze() if "exp_probs_b" in name else t)
+        for name, t in usual(data, tensor, layer))
+
+
+EARLIER = {"qwen3_next_old": as_earlier_next, "deepseek_v2_old": as_earlier_deepseek,
+           "ernie4_5_moe_old": as_earlier_ernie}
 
 
 def convert(directory, out, kind):

@@ -102,6 +102,7 @@ def coded(tensor, values, config):
 
 # in fp32 whatever the others are; decays also come through two functions
 EXACT = ("correction_bias", ".A_log", ".linear_attn.norm.weight")
+EXACT_ROUTERS = ["ernie4_5_moe"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -117,7 +118,8 @@ def test_every_tensor_comes_back(tmp_path, name):
     assert f"{len(found)} tensors of {kind}" in said
     assert sorted(found) == sorted(tensors)
     for tensor, shape in tensors.items():
-        exact = tensor.endswith(EXACT)
+        exact = tensor.endswith(EXACT) or (tensor.endswith("mlp.gate.weight") and
+                                           known["config"]["model_type"] in EXACT_ROUTERS)
         assert found[tensor].dtype == fp8.TYPES["F32" if exact else kind], tensor
         wanted = corpus.values(tensor, shape)
         if codes and len(shape) == 2 and not tensor.endswith("mlp.gate.weight"):
@@ -171,6 +173,16 @@ def test_numbers_that_are_not_said(tmp_path):
     config = json.loads((tmp_path / "model/config.json").read_text())
     assert [config[key] for key in ("n_group", "topk_group", "norm_topk_prob",
                                     "routed_scaling_factor")] == [1, 1, False, 1]
+
+
+def test_ernie_without_numbers(tmp_path):
+    """All layers are of experts and none is shared, if the file does not say it."""
+    changes = lost(*(b"ernie4_5-moe." + key for key in (b"leading_dense_block_count",
+                                                        b"expert_shared_count")))
+    done = convert(damaged(tmp_path, "ernie4_5_moe_old", *changes), tmp_path / "model")
+    assert done.returncode == 0, done.stderr
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    assert config["moe_layer_start_index"] == config["moe_num_shared_experts"] == 0
 
 
 def test_mistral3_whose_queries_do_not_grow(tmp_path):
@@ -342,6 +354,21 @@ def assert_refused(path, out, said):
      "exaone4.attention.sliding_window_pattern: expected truth values, got something else"),
     ("exaone4", [(b"blk.1.post_ffw_norm.weight", b"blk.1.post_ffw_norn.weight")],
      "no tensor for model.layers.1.post_feedforward_layernorm.weight"),
+    *(("ernie4_5_moe", lost(b"ernie4_5-moe." + key),
+       f"ernie4_5-moe.{key.decode()}: expected an integer, got nothing")
+      for key in (b"interleave_moe_layer_step", b"expert_count", b"expert_used_count",
+                  b"expert_feed_forward_length")),
+    ("ernie4_5_moe", [(number("interleave_moe_layer_step", 1),
+                       number("interleave_moe_layer_step", 2))], "moe_layer_interval"),
+    ("ernie4_5_moe", [(number("leading_dense_block_count", 1),
+                       number("leading_dense_block_count", 0))],
+     "no tensor for model.layers.0.mlp."),
+    ("ernie4_5_moe", [(number("expert_shared_count", 2), number("expert_shared_count", 1))],
+     "_shexp.weight: expected 32 x 32 values"),
+    ("ernie4_5_moe", lost(b"ernie4_5-moe.expert_shared_count"),
+     "_shexp.weight: no such tensor in a model of this kind"),
+    ("ernie4_5_moe", [(b"blk.2.exp_probs_b.bias", b"blk.2.exp_probs_c.bias")],
+     "no tensor for model.layers.2.mlp.moe_statics.e_score_correction_bias"),
     ("phi3", [(b"rope_factors_long", b"rope_factors_lost")], "4 short factors of rotation, but 0"),
 ])
 def test_refused(tmp_path, name, changes, said):
@@ -365,16 +392,19 @@ def test_growth_refused(tmp_path, name, keys, said):
     assert_refused(with_keys(tmp_path, name, *keys), tmp_path / "out", said)
 
 
-@pytest.mark.parametrize("keys, said", [
-    ([(PATTERN, listed(1, 0))], "sliding_window"),
-    ([(WINDOW, whole_value(24)), (PATTERN, listed(1))],
+@pytest.mark.parametrize("name, keys, said", [
+    ("exaone4_plain", [(PATTERN, listed(1, 0))], "sliding_window"),
+    ("exaone4_plain", [(WINDOW, whole_value(24)), (PATTERN, listed(1))],
      f"{PATTERN}: expected 2 truth values, got 1"),
-    ([(WINDOW, whole_value(24)), (PATTERN, whole_value(0))],
+    ("exaone4_plain", [(WINDOW, whole_value(24)), (PATTERN, whole_value(0))],
      f"{PATTERN}: expected an integer from 1 to 2147483647, got another"),
-    ([(WINDOW, real_value(24.5))], f"{WINDOW}: expected an integer"),
+    ("exaone4_plain", [(WINDOW, real_value(24.5))], f"{WINDOW}: expected an integer"),
+    ("ernie4_5_moe", [("ernie4_5-moe.expert_gating_func", whole_value(2))],
+     "ernie4_5-moe.expert_gating_func: expected an integer from 1 to 1, got another"),
+    ("ernie4_5_moe", [("ernie4_5-moe.expert_group_count", whole_value(2))], "n_group"),
 ])
-def test_windows_refused(tmp_path, keys, said):
-    assert_refused(with_keys(tmp_path, "exaone4_plain", *keys), tmp_path / "out", said)
+def test_more_keys_refused(tmp_path, name, keys, said):
+    assert_refused(with_keys(tmp_path, name, *keys), tmp_path / "out", said)
 
 
 def test_more_tokens_than_rows(tmp_path):

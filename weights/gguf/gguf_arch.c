@@ -34,6 +34,7 @@ static const struct gguf_arch archs[] = {
     {.name = "smollm3", .model_type = "smollm3", .pairs = true},
     {.name = "seed_oss", .model_type = "seed_oss"},
     {.name = "ernie4_5", .model_type = "ernie4_5"},
+    {.name = "ernie4_5-moe", .model_type = "ernie4_5_moe"},
     {.name = "exaone4", .model_type = "exaone4"},
     {.name = "glm4", .model_type = "glm4"},
     {.name = "glm4moe", .model_type = "glm4_moe"},

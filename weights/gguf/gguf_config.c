@@ -43,6 +43,7 @@ struct key_row {
 #define HYBRID_QWENS " qwen3next qwen35moe "
 #define QWENS " qwen2moe qwen3moe " HYBRID_QWENS
 #define GLMS " glm4moe " GGUF_ARCH_DEEPSEEKS
+#define ERNIES " ernie4_5-moe "
 #define PARTIAL " phi3 glm4 glm4moe " GGUF_ARCH_HYBRIDS /* may turn a part of a head only */
 
 /* rope.dimension_sections says which of several positions turns a pair: all are one in a text. */
@@ -53,7 +54,7 @@ static const struct key_row key_rows[] = {
     {"num_key_value_heads", "attention.head_count_kv", WHOLE, LEFT_OUT, "!" GGUF_ARCH_DEEPSEEKS},
     {"intermediate_size", "feed_forward_length", WHOLE, NEEDED, "!" HYBRID_QWENS},
     {"intermediate_size", "feed_forward_length", WHOLE, LEFT_OUT, HYBRID_QWENS}, /* not theirs */
-    {"moe_intermediate_size", "expert_feed_forward_length", WHOLE, NEEDED, QWENS GLMS},
+    {"moe_intermediate_size", "expert_feed_forward_length", WHOLE, NEEDED, QWENS GLMS ERNIES},
     {"shared_expert_intermediate_size", "expert_shared_feed_forward_length", WHOLE, NEEDED,
      " qwen2moe " HYBRID_QWENS},
     {"num_experts", "expert_count", WHOLE, NEEDED, QWENS},
@@ -72,8 +73,13 @@ static const struct key_row key_rows[] = {
     {"q_lora_rank", "attention.q_lora_rank", WHOLE, "null", GGUF_ARCH_DEEPSEEKS},
     {"kv_lora_rank", "attention.kv_lora_rank", WHOLE, NEEDED, GGUF_ARCH_DEEPSEEKS},
     {"qk_rope_head_dim", "rope.dimension_count", WHOLE, NEEDED, GGUF_ARCH_DEEPSEEKS},
-    {"n_group", "expert_group_count", WHOLE, LEFT_OUT, " glm4moe "},
+    {"n_group", "expert_group_count", WHOLE, LEFT_OUT, " glm4moe " ERNIES},
     {"topk_group", "expert_group_used_count", WHOLE, LEFT_OUT, " glm4moe "},
+    {"moe_num_experts", "expert_count", WHOLE, NEEDED, ERNIES},
+    {"moe_k", "expert_used_count", WHOLE, NEEDED, ERNIES},
+    {"moe_layer_interval", "interleave_moe_layer_step", WHOLE, NEEDED, ERNIES},
+    {"moe_layer_start_index", "leading_dense_block_count", WHOLE, "0", ERNIES},
+    {"moe_num_shared_experts", "expert_shared_count", WHOLE, "0", ERNIES},
     {"max_position_embeddings", "context_length", WHOLE, NEEDED, NULL},
     {"rms_norm_eps", "attention.layer_norm_rms_epsilon", REAL, NEEDED, NULL},
     {"head_dim", "attention.key_length", WHOLE, LEFT_OUT, "!" GGUF_ARCH_DEEPSEEKS},

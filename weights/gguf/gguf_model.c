@@ -12,7 +12,8 @@
 /* A matrix that the converter leaves in fp32 whatever the others are. */
 static bool stays_wide(const char *tensor)
 {
-    return strstr(tensor, "ffn_gate_inp") || strstr(tensor, "ssm_conv1d");
+    return strstr(tensor, "ffn_gate_inp") || strstr(tensor, "ssm_conv1d") ||
+           strstr(tensor, "exp_probs_b");
 }
 
 enum dtype gguf_model_dtype(const struct gguf *g)
@@ -117,8 +118,10 @@ static const struct name_row layer_rows[] = {
     {"mlp.up_proj.weight", "ffn_up.weight", PLAIN, NULL},
     {"mlp.gate_up_proj.weight", "ffn_up.weight", PLAIN, NULL},
     {"mlp.down_proj.weight", "ffn_down.weight", PLAIN, NULL},
+    {"mlp.gate.weight", "ffn_gate_inp.weight", EXACT, " ernie4_5-moe "},
     {"mlp.gate.weight", "ffn_gate_inp.weight", PLAIN, NULL},
     {"mlp.gate.e_score_correction_bias", "exp_probs_b.bias", EXACT, NULL},
+    {"mlp.moe_statics.e_score_correction_bias", "exp_probs_b.bias", EXACT, NULL},
     {"mlp.shared_expert_gate.weight", "ffn_gate_inp_shexp.weight", PLAIN, NULL},
     {"mlp.shared_expert.gate_proj.weight", "ffn_gate_shexp.weight", PLAIN, NULL},
     {"mlp.shared_expert.up_proj.weight", "ffn_up_shexp.weight", PLAIN, NULL},
