@@ -180,10 +180,16 @@ MODELS = {
         "rope_parameters": plain(5e5), "head_dim": 16, "moe_num_experts": 4, "moe_k": 2,
         "moe_intermediate_size": 32, "moe_num_shared_experts": 0, "moe_layer_start_index": 0,
         "tie_word_embeddings": False}),
+    "dots1": ("BF16", "dots1", {
+        "rope_parameters": plain(1e7), "num_hidden_layers": 3, "head_dim": 16,
+        "num_key_value_heads": 4, "first_k_dense_replace": 1, "n_routed_experts": 6,
+        "n_shared_experts": 2, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
+        "routed_scaling_factor": 2.5, "norm_topk_prob": True, "scoring_func": "sigmoid",
+        "sliding_window": None, "tie_word_embeddings": False}),
 }
 # one of these keys, or the type
 ANSWERED = {"linear_num_key_heads", "kv_lora_rank", "llama_4_scaling_beta", "exaone4",
-            "ernie4_5_moe"}
+            "ernie4_5_moe", "dots1"}
 SEEING = {"mistral3": "Mistral3ForConditionalGeneration"}  # written as the text of a larger model
 FUSED = ["qwen3_5_moe"]       # gates and ups of all experts are one tensor
 MIXED = ["qwen3_next"]        # gates of layers that recur are of another type

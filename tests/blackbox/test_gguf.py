@@ -163,16 +163,23 @@ def test_answers_of_transformers(serve, tmp_path, name):
         assert reply["logprobs"]["token_logprobs"] == pytest.approx(wanted["logprobs"], abs=1e-4)
 
 
-def test_numbers_that_are_not_said(tmp_path):
-    """Are what llama.cpp takes for them, not what DeepSeek's class does."""
-    changes = [change for name in (b"count", b"used_count")
-               for change in lost(b"deepseek2.expert_group_" + name)]
-    changes += lost(b"deepseek2.expert_weights_norm", b"deepseek2.expert_weights_scale")
-    done = convert(damaged(tmp_path, "deepseek_v3", *changes), tmp_path / "model")
+@pytest.mark.parametrize("name, arch", [("deepseek_v3", "deepseek2"), ("dots1", "dots1")])
+def test_numbers_that_are_not_said(tmp_path, name, arch):
+    """Are what llama.cpp takes for them, not what the family's class does."""
+    changes = lost(*(f"{arch}.expert_{key}".encode() for key in (
+        "group_count", "group_used_count", "weights_norm", "weights_scale")))
+    done = convert(damaged(tmp_path, name, *changes), tmp_path / "model")
     assert done.returncode == 0, done.stderr
     config = json.loads((tmp_path / "model/config.json").read_text())
     assert [config[key] for key in ("n_group", "topk_group", "norm_topk_prob",
                                     "routed_scaling_factor")] == [1, 1, False, 1]
+
+
+def test_dots_has_no_window(tmp_path):
+    """Its class has one where a config says nothing of it."""
+    converted("dots1", tmp_path / "model")
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    assert config["sliding_window"] is None and config["model_type"] == "dots1"
 
 
 def test_ernie_without_numbers(tmp_path):
@@ -369,6 +376,17 @@ def assert_refused(path, out, said):
      "_shexp.weight: no such tensor in a model of this kind"),
     ("ernie4_5_moe", [(b"blk.2.exp_probs_b.bias", b"blk.2.exp_probs_c.bias")],
      "no tensor for model.layers.2.mlp.moe_statics.e_score_correction_bias"),
+    ("dots1", lost(b"dots1.expert_gating_func"),
+     "dots1.expert_gating_func: expected an integer, got nothing"),
+    *(("dots1", [(number("expert_gating_func", 2), number("expert_gating_func", kind))],
+       "dots1.expert_gating_func: expected an integer from 2 to 2, got another")
+      for kind in (1, 3)),
+    ("dots1", lost(b"dots1.expert_shared_count"),
+     "dots1.expert_shared_count: expected an integer, got nothing"),
+    ("dots1", lost(b"dots1.leading_dense_block_count"), "no tensor for model.layers.0.mlp."),
+    ("dots1", [(number("expert_group_count", 1), number("expert_group_count", 4))], "n_group"),
+    ("dots1", [(b"blk.2.exp_probs_b.bias", b"blk.2.exp_probs_c.bias")],
+     "no tensor for model.layers.2.mlp.gate.e_score_correction_bias"),
     ("phi3", [(b"rope_factors_long", b"rope_factors_lost")], "4 short factors of rotation, but 0"),
 ])
 def test_refused(tmp_path, name, changes, said):

@@ -38,6 +38,8 @@ static const struct gguf_arch archs[] = {
     {.name = "exaone4", .model_type = "exaone4"},
     {.name = "glm4", .model_type = "glm4"},
     {.name = "glm4moe", .model_type = "glm4_moe"},
+    /* whose class has a window from a layer on, as no file of llama.cpp's has */
+    {.name = "dots1", .model_type = "dots1", .keys = "  \"sliding_window\": null,\n"},
     {.name = "qwen3next",
      .model_type = "qwen3_next",
      .more = true,

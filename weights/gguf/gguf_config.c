@@ -43,6 +43,7 @@ struct key_row {
 #define HYBRID_QWENS " qwen3next qwen35moe "
 #define QWENS " qwen2moe qwen3moe " HYBRID_QWENS
 #define GLMS " glm4moe " GGUF_ARCH_DEEPSEEKS
+#define SCORED " dots1 " /* by sigmoids, and the file has to say so */
 #define ERNIES " ernie4_5-moe "
 #define PARTIAL " phi3 glm4 glm4moe " GGUF_ARCH_HYBRIDS /* may turn a part of a head only */
 
@@ -54,22 +55,24 @@ static const struct key_row key_rows[] = {
     {"num_key_value_heads", "attention.head_count_kv", WHOLE, LEFT_OUT, "!" GGUF_ARCH_DEEPSEEKS},
     {"intermediate_size", "feed_forward_length", WHOLE, NEEDED, "!" HYBRID_QWENS},
     {"intermediate_size", "feed_forward_length", WHOLE, LEFT_OUT, HYBRID_QWENS}, /* not theirs */
-    {"moe_intermediate_size", "expert_feed_forward_length", WHOLE, NEEDED, QWENS GLMS ERNIES},
+    {"moe_intermediate_size", "expert_feed_forward_length", WHOLE, NEEDED,
+     QWENS GLMS SCORED ERNIES},
     {"shared_expert_intermediate_size", "expert_shared_feed_forward_length", WHOLE, NEEDED,
      " qwen2moe " HYBRID_QWENS},
     {"num_experts", "expert_count", WHOLE, NEEDED, QWENS},
     {"num_local_experts", "expert_count", WHOLE, NEEDED, " mixtral "},
-    {"n_routed_experts", "expert_count", WHOLE, NEEDED, GLMS},
-    {"n_shared_experts", "expert_shared_count", WHOLE, NEEDED, GLMS},
-    {"num_experts_per_tok", "expert_used_count", WHOLE, NEEDED, QWENS GLMS " mixtral "},
+    {"n_routed_experts", "expert_count", WHOLE, NEEDED, GLMS " dots1 "},
+    {"n_shared_experts", "expert_shared_count", WHOLE, NEEDED, GLMS " dots1 "},
+    {"num_experts_per_tok", "expert_used_count", WHOLE, NEEDED, QWENS GLMS SCORED " mixtral "},
     {"first_k_dense_replace", "leading_dense_block_count", WHOLE, NEEDED, GLMS},
+    {"first_k_dense_replace", "leading_dense_block_count", WHOLE, "0", SCORED},
     {"routed_scaling_factor", "expert_weights_scale", REAL, NEEDED, " glm4moe "},
     {"norm_topk_prob", "expert_weights_norm", TRUTH, NEEDED, " glm4moe "},
-    /* what llama.cpp takes for a key that is missing, which is not what DeepSeek's class does */
-    {"routed_scaling_factor", "expert_weights_scale", REAL, "1.0", GGUF_ARCH_DEEPSEEKS},
-    {"norm_topk_prob", "expert_weights_norm", TRUTH, "false", GGUF_ARCH_DEEPSEEKS},
-    {"n_group", "expert_group_count", WHOLE, "1", GGUF_ARCH_DEEPSEEKS},
-    {"topk_group", "expert_group_used_count", WHOLE, "1", GGUF_ARCH_DEEPSEEKS},
+    /* what llama.cpp takes for a key that is missing, not always what the family's class does */
+    {"routed_scaling_factor", "expert_weights_scale", REAL, "1.0", GGUF_ARCH_DEEPSEEKS SCORED},
+    {"norm_topk_prob", "expert_weights_norm", TRUTH, "false", GGUF_ARCH_DEEPSEEKS SCORED},
+    {"n_group", "expert_group_count", WHOLE, "1", GGUF_ARCH_DEEPSEEKS SCORED},
+    {"topk_group", "expert_group_used_count", WHOLE, "1", GGUF_ARCH_DEEPSEEKS SCORED},
     {"q_lora_rank", "attention.q_lora_rank", WHOLE, "null", GGUF_ARCH_DEEPSEEKS},
     {"kv_lora_rank", "attention.kv_lora_rank", WHOLE, NEEDED, GGUF_ARCH_DEEPSEEKS},
     {"qk_rope_head_dim", "rope.dimension_count", WHOLE, NEEDED, GGUF_ARCH_DEEPSEEKS},
@@ -549,9 +552,10 @@ out:
 /* What config.json has no words for has to be as the family has it. */
 static enum status check_values(const struct gguf *g, const struct gguf_arch *a, struct err *err)
 {
+    static const char gating_key[] = "expert_gating_func";
     enum status st = OK;
     const bool partial = gguf_arch_is(a, PARTIAL GGUF_ARCH_DEEPSEEKS);
-    const bool sigmoid = gguf_arch_is(a, " glm4moe deepseek_v3 ");
+    const bool sigmoid = gguf_arch_is(a, " glm4moe deepseek_v3 " SCORED);
     int64_t blocks = 1, hidden = 0, heads = 0, head_dim = 0, ignored = 0;
     TRY(gguf_arch_int(g, a, "block_count", 1, GGUF_ARCH_LAYERS_MAX, &blocks, err));
     TRY(gguf_arch_int(g, a, "nextn_predict_layers", 0, blocks - 1, &ignored, err));
@@ -562,7 +566,9 @@ static enum status check_values(const struct gguf *g, const struct gguf_arch *a,
     TRY(gguf_arch_int(g, a, "rope.dimension_count", partial ? 1 : head_dim, head_dim, &ignored,
                       err));
     TRY(check_growth(g, a, err));
-    TRY(gguf_arch_int(g, a, "expert_gating_func", sigmoid ? 2 : 1, sigmoid ? 2 : 1, &ignored, err));
+    if (gguf_arch_is(a, SCORED) && !gguf_arch_get(g, a, gating_key))
+        return gguf_arch_wrong(g, a, gating_key, "an integer", err);
+    TRY(gguf_arch_int(g, a, gating_key, sigmoid ? 2 : 1, sigmoid ? 2 : 1, &ignored, err));
     const struct gguf_tensor *factors = gguf_find_tensor(g, "rope_freqs.weight");
     if (factors && factors->ndim == 1 && 2 * factors->shape[0] != head_dim)
         st = base_fail(err, ERR_MODEL, "%s: %s: expected %lld factors, got %lld", gguf_path(g),
