@@ -186,10 +186,16 @@ MODELS = {
         "n_shared_experts": 2, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
         "routed_scaling_factor": 2.5, "norm_topk_prob": True, "scoring_func": "sigmoid",
         "sliding_window": None, "tie_word_embeddings": False}),
+    "exaone_moe": ("BF16", "exaone_moe", {
+        "rope_parameters": plain(1e6), "num_hidden_layers": 4, "head_dim": 16,
+        "sliding_window": 24, "first_k_dense_replace": 1, "num_experts": 6,
+        "num_experts_per_tok": 3, "num_shared_experts": 1, "moe_intermediate_size": 32,
+        "routed_scaling_factor": 2.5, "norm_topk_prob": True, "scoring_func": "sigmoid",
+        "num_nextn_predict_layers": 1, "tie_word_embeddings": False}),
 }
 # one of these keys, or the type
 ANSWERED = {"linear_num_key_heads", "kv_lora_rank", "llama_4_scaling_beta", "exaone4",
-            "ernie4_5_moe", "dots1"}
+            "ernie4_5_moe", "dots1", "exaone_moe"}
 SEEING = {"mistral3": "Mistral3ForConditionalGeneration"}  # written as the text of a larger model
 FUSED = ["qwen3_5_moe"]       # gates and ups of all experts are one tensor
 MIXED = ["qwen3_next"]        # gates of layers that recur are of another type
@@ -207,16 +213,17 @@ def values(name, shape):
 
 
 def guessing_layer(shapes, config):
-    """What GLM-4.5 and Qwen3.5 have behind their layers to guess the token after next; transformers
-    has it not."""
+    """What GLM-4.5, Qwen3.5 and K-EXAONE have behind their layers to guess the token after next, of
+    which the last has the MLP of its first layer there; transformers has none of it."""
     size, last = config.hidden_size, config.num_hidden_layers - 1
-    above = f"model.layers.{last}."
+    dense = config.model_type == "exaone_moe"
+    above = f"model.layers.{0 if dense else last}."
     own = {name.replace(above, ""): shape for name, shape in shapes.items() if above in name}
-    if getattr(config, "num_nextn_predict_layers", 0):
+    if getattr(config, "num_nextn_predict_layers", 0) and not dense:
         more = {"eh_proj.weight": [size, 2 * size], "enorm.weight": [size], "hnorm.weight": [size],
                 "shared_head.norm.weight": [size]}
         return {f"model.layers.{last + 1}.{name}": shape for name, shape in {**own, **more}.items()}
-    if getattr(config, "mtp_num_hidden_layers", 0):
+    if dense or getattr(config, "mtp_num_hidden_layers", 0):
         more = {"fc": [size, 2 * size], "norm": [size], "pre_fc_norm_embedding": [size],
                 "pre_fc_norm_hidden": [size]}
         return {**{f"mtp.layers.0.{name}": shape for name, shape in own.items()},

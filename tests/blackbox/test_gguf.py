@@ -163,7 +163,8 @@ def test_answers_of_transformers(serve, tmp_path, name):
         assert reply["logprobs"]["token_logprobs"] == pytest.approx(wanted["logprobs"], abs=1e-4)
 
 
-@pytest.mark.parametrize("name, arch", [("deepseek_v3", "deepseek2"), ("dots1", "dots1")])
+@pytest.mark.parametrize("name, arch", [("deepseek_v3", "deepseek2"), ("dots1", "dots1"),
+                                        ("exaone_moe", "exaone-moe")])
 def test_numbers_that_are_not_said(tmp_path, name, arch):
     """Are what llama.cpp takes for them, not what the family's class does."""
     changes = lost(*(f"{arch}.expert_{key}".encode() for key in (
@@ -237,6 +238,23 @@ def test_layers_that_slide(tmp_path, keys, kinds):
     config = json.loads((tmp_path / "model/config.json").read_text())
     assert config["layer_types"] == [f"{kind}_attention" for kind in kinds]
     assert config["sliding_window"] == (24 if keys else None)
+
+
+def with_list(tmp_path, *slides):
+    """K-EXAONE, of four layers and one that guesses, with another list of those that slide."""
+    key = b"exaone-moe.attention.sliding_window_pattern"
+    path = with_keys(tmp_path, "exaone_moe", (key[:-1].decode() + "q", listed(*slides)))
+    path.write_bytes(path.read_bytes().replace(key, key[:-1] + b"_").replace(key[:-1] + b"q", key))
+    return path
+
+
+@pytest.mark.parametrize("guesses", [[], [0], [1]])
+def test_list_with_layers_that_guess(tmp_path, guesses):
+    """They are left out, whatever the list says of them."""
+    done = convert(with_list(tmp_path, 0, 1, 0, 1, *guesses), tmp_path / "model")
+    assert done.returncode == 0, done.stderr
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    assert config["layer_types"] == ["full_attention", "sliding_attention"] * 2
 
 
 # ---- what is refused ----------------------------------------------------------------------------
@@ -387,6 +405,19 @@ def assert_refused(path, out, said):
     ("dots1", [(number("expert_group_count", 1), number("expert_group_count", 4))], "n_group"),
     ("dots1", [(b"blk.2.exp_probs_b.bias", b"blk.2.exp_probs_c.bias")],
      "no tensor for model.layers.2.mlp.gate.e_score_correction_bias"),
+    ("exaone_moe", lost(b"exaone-moe.expert_gating_func"),
+     "exaone-moe.expert_gating_func: expected an integer, got nothing"),
+    ("exaone_moe", [(number("expert_gating_func", 2), number("expert_gating_func", 1))],
+     "exaone-moe.expert_gating_func: expected an integer from 2 to 2, got another"),
+    ("exaone_moe", [(number("attention.sliding_window", 24),
+                     number("attention.sliding_windo_", 24))],
+     "exaone-moe.attention.sliding_window: expected an integer, got nothing"),
+    ("exaone_moe", lost(b"exaone-moe.expert_shared_count"),
+     "exaone-moe.expert_shared_count: expected an integer, got nothing"),
+    ("exaone_moe", [(number("nextn_predict_layers", 1), number("nextn_predict_layers", 5))],
+     "exaone-moe.nextn_predict_layers: expected an integer from 0 to 4, got another"),
+    ("exaone_moe", [(b"blk.3.exp_probs_b.bias", b"blk.3.exp_probs_c.bias")],
+     "no tensor for model.layers.3.mlp.e_score_correction_bias"),
     ("phi3", [(b"rope_factors_long", b"rope_factors_lost")], "4 short factors of rotation, but 0"),
 ])
 def test_refused(tmp_path, name, changes, said):
@@ -423,6 +454,13 @@ def test_growth_refused(tmp_path, name, keys, said):
 ])
 def test_more_keys_refused(tmp_path, name, keys, said):
     assert_refused(with_keys(tmp_path, name, *keys), tmp_path / "out", said)
+
+
+@pytest.mark.parametrize("count", [3, 6])
+def test_list_of_other_layers(tmp_path, count):
+    assert_refused(with_list(tmp_path, *[1] * count), tmp_path / "out",
+                   "exaone-moe.attention.sliding_window_pattern: expected 5 truth values, got "
+                   f"{count}")
 
 
 def test_more_tokens_than_rows(tmp_path):

@@ -36,6 +36,7 @@ static const struct gguf_arch archs[] = {
     {.name = "ernie4_5", .model_type = "ernie4_5"},
     {.name = "ernie4_5-moe", .model_type = "ernie4_5_moe"},
     {.name = "exaone4", .model_type = "exaone4"},
+    {.name = "exaone-moe", .model_type = "exaone_moe"},
     {.name = "glm4", .model_type = "glm4"},
     {.name = "glm4moe", .model_type = "glm4_moe"},
     /* whose class has a window from a layer on, as no file of llama.cpp's has */

@@ -8,8 +8,8 @@
 #define GGUF_ARCH_HYBRIDS " qwen3next qwen35 qwen35moe " /* most of whose layers recur */
 #define GGUF_ARCH_DEEPSEEKS " deepseek2 deepseek_v3 "
 #define GGUF_ARCH_MISTRALS " mistral3 ministral3 "
-#define GGUF_ARCH_EXAONES " exaone4 " /* of which some layers slide, and turn */
-#define GGUF_ARCH_LAYERS_MAX 100000   /* far beyond what model_config takes */
+#define GGUF_ARCH_EXAONES " exaone4 exaone-moe " /* of which some layers slide, and turn */
+#define GGUF_ARCH_LAYERS_MAX 100000              /* far beyond what model_config takes */
 
 struct gguf_arch {
     const char *name;       /* ours; of the file's general.architecture, unless it has a prefix */

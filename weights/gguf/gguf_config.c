@@ -43,7 +43,7 @@ struct key_row {
 #define HYBRID_QWENS " qwen3next qwen35moe "
 #define QWENS " qwen2moe qwen3moe " HYBRID_QWENS
 #define GLMS " glm4moe " GGUF_ARCH_DEEPSEEKS
-#define SCORED " dots1 " /* by sigmoids, and the file has to say so */
+#define SCORED " dots1 exaone-moe " /* by sigmoids, and the file has to say so */
 #define ERNIES " ernie4_5-moe "
 #define PARTIAL " phi3 glm4 glm4moe " GGUF_ARCH_HYBRIDS /* may turn a part of a head only */
 
@@ -59,10 +59,11 @@ static const struct key_row key_rows[] = {
      QWENS GLMS SCORED ERNIES},
     {"shared_expert_intermediate_size", "expert_shared_feed_forward_length", WHOLE, NEEDED,
      " qwen2moe " HYBRID_QWENS},
-    {"num_experts", "expert_count", WHOLE, NEEDED, QWENS},
+    {"num_experts", "expert_count", WHOLE, NEEDED, QWENS " exaone-moe "},
     {"num_local_experts", "expert_count", WHOLE, NEEDED, " mixtral "},
     {"n_routed_experts", "expert_count", WHOLE, NEEDED, GLMS " dots1 "},
     {"n_shared_experts", "expert_shared_count", WHOLE, NEEDED, GLMS " dots1 "},
+    {"num_shared_experts", "expert_shared_count", WHOLE, NEEDED, " exaone-moe "},
     {"num_experts_per_tok", "expert_used_count", WHOLE, NEEDED, QWENS GLMS SCORED " mixtral "},
     {"first_k_dense_replace", "leading_dense_block_count", WHOLE, NEEDED, GLMS},
     {"first_k_dense_replace", "leading_dense_block_count", WHOLE, "0", SCORED},
@@ -91,7 +92,7 @@ static const struct key_row key_rows[] = {
     {"linear_key_head_dim", "ssm.state_size", WHOLE, NEEDED, GGUF_ARCH_HYBRIDS},
     {"linear_conv_kernel_dim", "ssm.conv_kernel", WHOLE, NEEDED, GGUF_ARCH_HYBRIDS},
     {"full_attention_interval", "full_attention_interval", WHOLE, LEFT_OUT, GGUF_ARCH_HYBRIDS},
-    {"sliding_window", "attention.sliding_window", WHOLE, NEEDED, " gemma2 gemma3 "},
+    {"sliding_window", "attention.sliding_window", WHOLE, NEEDED, " gemma2 gemma3 exaone-moe "},
     {"sliding_window", "attention.sliding_window", WHOLE, "null", " exaone4 "},
     {"sliding_window_pattern", "attention.sliding_window_pattern", WHOLE, LEFT_OUT, " gemma3 "},
     {"rope_local_base_freq", "rope.freq_base_swa", REAL, LEFT_OUT, " gemma3 "},

@@ -121,6 +121,7 @@ static const struct name_row layer_rows[] = {
     {"mlp.gate.weight", "ffn_gate_inp.weight", EXACT, " ernie4_5-moe "},
     {"mlp.gate.weight", "ffn_gate_inp.weight", PLAIN, NULL},
     {"mlp.gate.e_score_correction_bias", "exp_probs_b.bias", EXACT, NULL},
+    {"mlp.e_score_correction_bias", "exp_probs_b.bias", EXACT, NULL},
     {"mlp.moe_statics.e_score_correction_bias", "exp_probs_b.bias", EXACT, NULL},
     {"mlp.shared_expert_gate.weight", "ffn_gate_inp_shexp.weight", PLAIN, NULL},
     {"mlp.shared_expert.gate_proj.weight", "ffn_gate_shexp.weight", PLAIN, NULL},
