@@ -332,7 +332,7 @@ static enum status write_message(const struct message *m, const char *mark,
     const bool listed = f->thought_parts && reasoning.bytes && reasoning.len > 0;
     buf_printf(out, "{\"role\":\"%s\",\"content\":", developer ? "system" : m->role.bytes);
     if (is_instruction(m) && c.thinks)
-        buf_printf(out, "[%s]", c.parts.data);
+        buf_printf(out, "[%s]", c.parts.data ? c.parts.data : "");
     else if (listed)
         write_thoughts(&reasoning, &c.text, out);
     else if (m->content || mark || !calls || f->harmony || f->no_null)
