@@ -329,7 +329,8 @@ static enum status write_message(const struct message *m, const char *mark,
     if (f->harmony && calls && !mark)
         join_reasoning(&reasoning, &joined, &c.text);
     buf_puts(&c.text, mark ? mark : "");
-    const bool listed = f->thought_parts && reasoning.bytes && reasoning.len > 0;
+    const bool listed = f->thought_parts && field_string_is(&m->role, "assistant") &&
+                        reasoning.bytes && reasoning.len > 0;
     buf_printf(out, "{\"role\":\"%s\",\"content\":", developer ? "system" : m->role.bytes);
     if (is_instruction(m) && c.thinks)
         buf_printf(out, "[%s]", c.parts.data ? c.parts.data : "");

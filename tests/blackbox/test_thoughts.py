@@ -104,6 +104,7 @@ def test_forms(family, form):
      "<user>Is it?<assistant>[THINK]A[/THINK][TOOL_CALLS]look"),
     ([ASK, answer(None, reasoning="A", tool_calls=CALL)],
      "<user>Is it?<assistant>[THINK]A[/THINK][TOOL_CALLS]look"),
+    ([{**ASK, "reasoning": "of nobody"}], "<user>Is it?"),
     # instructions have them in their order
     ([{"role": "system", "content": [says("A"), thought("B"), says("C")]}, ASK],
      "<system>A[THINK]B[/THINK]C<user>Is it?"),
