@@ -146,7 +146,8 @@ static bool shows(const struct jinja *template, const struct jdoc *own, const ch
         !b.failed && jdoc_parse(b.data, b.len, &jdoc_limits_config, "probe", &vars, &ignored) == OK;
     takes = takes && jinja_render(template, vars, own, TEXT_BYTES_MAX, &text, &ignored) == OK;
     if (takes) {
-        takes = memmem(text.bytes.data, text.bytes.len, sought, strlen(sought)) != NULL;
+        takes = !*sought || (text.bytes.len > 0 &&
+                             memmem(text.bytes.data, text.bytes.len, sought, strlen(sought)));
         jinja_text_free(&text);
     }
     if (vars)
@@ -168,7 +169,8 @@ static bool takes_content(const struct chat_template *t, const char *content)
     return shows(t->tools ? t->tools : t->jinja, t->own, messages, "");
 }
 
-/* Where Mistral's templates look for thoughts: some know no field for them, only parts. */
+/* Where Mistral's templates look for thoughts: some know no field for them, only parts. Asked is
+ * the template of conversations, behind whose last question no thought is left out. */
 static void find_thoughts(struct chat_template *t)
 {
     static const char parts[] =

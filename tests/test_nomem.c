@@ -328,6 +328,25 @@ static enum status read_chat(const void *text, struct err *err)
     return st;
 }
 
+/* Thoughts as parts of content, for a template that takes them so. */
+static enum status read_thoughts(const void *text, struct err *err)
+{
+    struct completion_rules rules = some_rules();
+    struct chat_request r;
+    struct api_error e = {0};
+    rules.answer.thought_parts = rules.answer.system_thoughts = true;
+    enum status st = chat_parse(text, strlen(text), &rules, &r, &e);
+    if (st == OK) {
+        const struct jdoc *messages = jdoc_get(r.conversation.vars, "messages");
+        CHECK(jdoc_size(jdoc_get(jdoc_at(messages, 0), "content")) == 3);
+        CHECK(jdoc_size(jdoc_get(jdoc_at(messages, 2), "content")) == 2);
+        chat_free(&r);
+    }
+    CHECK(st == OK || e.http_status == 503);
+    snprintf(err->text, sizeof err->text, "%s", e.message);
+    return st;
+}
+
 static enum status read_responses(const void *text, struct err *err)
 {
     const struct completion_rules rules = some_rules();
@@ -663,6 +682,14 @@ static void test_requests(void **state)
         "{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": \"text\", \"text\": "
         "\"a\"}]}, {\"role\": \"assistant\", \"tool_calls\": [{\"function\": {\"name\": \"f\", "
         "\"arguments\": \"{\\\"x\\\": 1}\"}}]}], \"chat_template_kwargs\": {\"a\": [1]}}");
+    nomem_sweep(
+        "thoughts", read_thoughts,
+        "{\"messages\": [{\"role\": \"system\", \"content\": [{\"type\": \"text\", \"text\": "
+        "\"a\"}, {\"type\": \"thinking\", \"thinking\": \"b\"}, {\"type\": \"text\", \"text\": "
+        "\"c\"}]}, {\"role\": \"user\", \"content\": \"d\"}, {\"role\": \"assistant\", "
+        "\"content\": [{\"type\": \"thinking\", \"thinking\": [{\"type\": \"text\", \"text\": "
+        "\"e\"}]}, {\"type\": \"text\", \"text\": \"f\"}]}, {\"role\": \"user\", \"content\": "
+        "\"g\"}]}");
     nomem_sweep("responses", read_responses,
                 "{\"instructions\": \"i\", \"input\": [{\"role\": \"user\", \"content\": "
                 "[{\"type\": \"input_text\", \"text\": \"a\"}]}, {\"type\": \"reasoning\", "

@@ -5,6 +5,8 @@
 #define AT(member) .offset = offsetof(struct part, member)
 #include "server/api/field_row.h"
 
+#include <stdio.h>
+
 struct part {
     struct field_string type;
     const struct jdoc *text, *thinking, *closed;
@@ -31,6 +33,7 @@ void content_init(struct content *c, size_t bytes_max)
     buf_init(&c->text, bytes_max);
     buf_init(&c->thoughts, bytes_max);
     buf_init(&c->parts, bytes_max);
+    buf_init(&c->run, bytes_max);
 }
 
 void content_free(struct content *c)
@@ -38,15 +41,18 @@ void content_free(struct content *c)
     buf_free(&c->text);
     buf_free(&c->thoughts);
     buf_free(&c->parts);
+    buf_free(&c->run);
 }
 
 static enum status read_part(const struct field *row, const struct jdoc *parts, size_t i,
                              struct part *p, struct field_unknown *unknown, struct api_error *e)
 {
     *p = (struct part){.text = NULL};
-    if (jdoc_type(jdoc_at(parts, i)) != JDOC_OBJECT)
-        return field_wrong_type(row->name, jdoc_at(parts, i), "text, or a list of parts", e);
-    return field_apply_item(row, parts, i, p, unknown, e);
+    if (jdoc_type(jdoc_at(parts, i)) == JDOC_OBJECT)
+        return field_apply_item(row, parts, i, p, unknown, e);
+    char name[40];
+    snprintf(name, sizeof name, "%s[%zu]", row->name, i);
+    return field_wrong_type(name, jdoc_at(parts, i), "an object", e);
 }
 
 static enum status too_many(const char *field, size_t count, struct api_error *e)
@@ -96,13 +102,26 @@ out:
     return st;
 }
 
-/* The bytes of `of` from `from` on, as a part that templates read. */
-static void put_again(struct content *c, bool thought, const struct buf *of, size_t from)
+/* Writes the run as a part. */
+static void put_run(struct content *c)
 {
-    const char *type = thought ? "thinking" : "text";
-    buf_printf(&c->parts, "%s{\"type\":\"%s\",\"%s\":", c->parts.len > 0 ? "," : "", type, type);
-    buf_json(&c->parts, of->data ? of->data + from : "", of->len - from);
-    buf_puts(&c->parts, thought ? ",\"closed\":true}" : "}");
+    const char *type = c->runs_on_thought ? "thinking" : "text";
+    if (c->run.len > 0) {
+        buf_printf(&c->parts, "%s{\"type\":\"%s\",\"%s\":", c->parts.len > 0 ? "," : "", type,
+                   type);
+        buf_json(&c->parts, c->run.data, c->run.len);
+        buf_puts(&c->parts, c->runs_on_thought ? ",\"closed\":true}" : "}");
+    }
+    buf_clear(&c->run);
+}
+
+static void go_on(struct content *c, bool thought, const char *bytes, size_t n)
+{
+    if (thought != c->runs_on_thought)
+        put_run(c);
+    c->runs_on_thought = thought;
+    buf_puts(&c->run, c->run.len > 0 ? "\n" : "");
+    buf_add(&c->run, bytes, n);
 }
 
 /* May a thought stand here, and is it whole? */
@@ -111,8 +130,8 @@ static enum status check_thought(const struct part *p, enum content_thoughts may
 {
     if (may == CONTENT_THOUGHTS_NONE)
         return api_error_field(e, "type",
-                               "type must be \"text\", got \"thinking\": this model's template "
-                               "takes thoughts of the assistant alone");
+                               "type must be \"text\", got \"thinking\": thoughts are the "
+                               "assistant's, or of instructions where the template takes them");
     if (may == CONTENT_THOUGHTS_LEADING && c->text.len > 0)
         return api_error_field(e, "type",
                                "type must be \"text\", got \"thinking\": thoughts stand before "
@@ -139,7 +158,8 @@ static enum status put_part(const struct part *p, enum content_thoughts may, str
     *there = true;
     const size_t from = to->len;
     TRY(thought ? put_thought(p->thinking, to, unknown, e) : put_text(p, to, e));
-    put_again(c, thought, to, from);
+    if (may == CONTENT_THOUGHTS_ANYWHERE)
+        go_on(c, thought, to->data ? to->data + from : "", to->len - from);
 out:
     return st;
 }
@@ -150,6 +170,7 @@ enum status content_read(const struct jdoc *v, enum content_thoughts may, struct
     enum status st = OK;
     struct part p;
     if (jdoc_type(v) == JDOC_STRING) {
+        c->says = true;
         buf_add(&c->text, jdoc_string(v), jdoc_string_len(v));
         return OK;
     }
@@ -167,4 +188,17 @@ enum status content_read(const struct jdoc *v, enum content_thoughts may, struct
     }
 out:
     return st;
+}
+
+bool content_end(struct content *c, const char *mark)
+{
+    buf_puts(&c->text, mark ? mark : "");
+    if (c->thinks && mark) {
+        if (c->runs_on_thought)
+            put_run(c);
+        c->runs_on_thought = false;
+        buf_puts(&c->run, mark);
+    }
+    put_run(c);
+    return !c->text.failed && !c->thoughts.failed && !c->parts.failed && !c->run.failed;
 }

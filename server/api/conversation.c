@@ -1,7 +1,8 @@
 /* DESIGN: messages are checked by rows like any other field, and written once more as the object
- * that templates expect: texts instead of parts, tool calls with decoded arguments. Writing JSON to
- * parse it again costs little beside tokenizing, and spares a second kind of tree. What a template
- * would drop without a word (images, unknown roles) is refused here.
+ * that templates expect: texts instead of parts, but for thoughts where the template knows these as
+ * parts alone, and tool calls with decoded arguments. Writing JSON to parse it again costs little
+ * beside tokenizing, and spares a second kind of tree. What a template would drop without a word
+ * (images, unknown roles) is refused here, but for thoughts, which many leave out on purpose.
  *
  * Where the last message is to be continued, its content ends with a mark that the rendered text is
  * cut at, as transformers does it: templates may trim what they are given. */
@@ -86,8 +87,8 @@ const struct field conversation_message_rows[CONVERSATION_MESSAGE_ROWS] = {
          "\"anyOf\":[{\"type\":[\"string\",\"null\"]},{\"type\":\"array\",\"maxItems\":" PARTS
          ",\"items\":{\"anyOf\":[" TEXT_PART ",{\"type\":\"object\",\"properties\":{\"type\":{"
          "\"const\":\"thinking\"},\"thinking\":{\"anyOf\":[{\"type\":\"string\"},{\"type\":"
-         "\"array\",\"maxItems\":" PARTS ",\"items\":" TEXT_PART "}]},\"closed\":{\"const\":"
-         "true}},\"required\":[\"type\",\"thinking\"]}]}}]",
+         "\"array\",\"maxItems\":" PARTS ",\"items\":" TEXT_PART "}]},\"closed\":{\"enum\":"
+         "[true,null]}},\"required\":[\"type\",\"thinking\"]}]}}]",
      AT(content)},
     STRING(name, 0, CONVERSATION_NAME_BYTES_MAX),
     STRING(tool_call_id, 0, CONVERSATION_NAME_BYTES_MAX),
@@ -328,7 +329,7 @@ static enum status write_message(const struct message *m, const char *mark,
     TRY(find_reasoning(m, &c, &reasoning, e));
     if (f->harmony && calls && !mark)
         join_reasoning(&reasoning, &joined, &c.text);
-    buf_puts(&c.text, mark ? mark : "");
+    const bool whole = content_end(&c, mark);
     const bool listed = f->thought_parts && field_string_is(&m->role, "assistant") &&
                         reasoning.bytes && reasoning.len > 0;
     buf_printf(out, "{\"role\":\"%s\",\"content\":", developer ? "system" : m->role.bytes);
@@ -336,12 +337,11 @@ static enum status write_message(const struct message *m, const char *mark,
         buf_printf(out, "[%s]", c.parts.data ? c.parts.data : "");
     else if (listed)
         write_thoughts(&reasoning, &c.text, out);
-    else if (m->content || mark || !calls || f->harmony || f->no_null)
+    else if (c.says || mark || !calls || f->harmony || f->no_null)
         buf_json(out, c.text.data ? c.text.data : "", c.text.len);
     else
         buf_puts(out, "null");
-    out->failed =
-        out->failed || c.text.failed || c.thoughts.failed || c.parts.failed || joined.failed;
+    out->failed = out->failed || !whole || joined.failed;
     write_string("name", &m->name, out);
     write_string("tool_call_id", &m->tool_call_id, out);
     if (!listed)

@@ -110,7 +110,10 @@ def test_forms(family, form):
      "<system>A[THINK]B[/THINK]C<user>Is it?"),
     ([{"role": "developer", "content": [thought([says("B")], closed=True)]}, ASK],
      "<system>[THINK]B[/THINK]<user>Is it?"),
-    ([{"role": "system", "content": [says("A"), says("B")]}, ASK], "<system>A\nB<user>Is it?")])
+    ([{"role": "system", "content": [says("A"), says("B")]}, ASK], "<system>A\nB<user>Is it?"),
+    ([{"role": "system", "content": [says("A"), says("B"), thought("C"), thought("D"), thought(""),
+                                     says("E"), says("")]}, ASK],
+     "<system>A\nB[THINK]C\nD\n[/THINK]E\n<user>Is it?")])
 def test_parts(parts, messages, wanted):
     assert ids(parts, messages=messages) == ids(parts, prompt=wanted)
 
@@ -121,6 +124,21 @@ def test_continued(family):
     found = ids(server, messages=[ASK, answer([thought("A"), says("B")])],
                 continue_final_message=True, add_generation_prompt=False)
     assert found == ids(server, prompt=f"<user>Is it?<assistant>{marks[0]}A{marks[1]}B")
+
+
+def test_continued_instructions(parts):
+    system = {"role": "system", "content": [says("A"), thought("B"), says("C ")]}
+    found = ids(parts, messages=[system], continue_final_message=True, add_generation_prompt=False)
+    assert found == ids(parts, prompt="<system>A[THINK]B[/THINK]C ")
+
+
+def test_no_text(family):
+    """A call of tools behind a thought has no content, in whichever form it is said."""
+    kind, server = family
+    forms = [answer([thought("A")], tool_calls=CALL), answer(None, reasoning="A", tool_calls=CALL)]
+    first, second = (server.post("/tokenize", {"messages": [ASK, form]}).json() for form in forms)
+    assert first["tokens"] == second["tokens"]
+    assert kind == "parts" or len(first["tokens"]) > len(ids(server, messages=[ASK]))
 
 
 def test_other_apis(family):
@@ -152,7 +170,7 @@ def test_other_apis(family):
     (answer([thought("A"), says("B")], reasoning="C"), "content has thoughts, and so has r"),
     (answer([thought("A")], reasoning_content="C"), "content has thoughts, and so has reasoning_"),
     (answer([thought(7)]), "content[0].thinking must be a string or a list of texts, got 7"),
-    (answer([thought([7])]), "content[0].thinking must be text, or a list of parts, got 7"),
+    (answer([thought([7])]), "content[0].thinking[0] must be an object, got 7"),
     (answer([thought([thought("A")])]), 'content[0].thinking[0].type must be "text", got "thinki'),
     (answer([thought([{"type": "text"}])]), "content[0].thinking[0].text must be a string, got no"),
     (answer([{"type": "thinking"}]), "content[0].thinking is missing"),
@@ -175,4 +193,5 @@ def test_instructions_of_others(family):
         {"role": "system", "content": [says("A"), thought("B")]}, ASK]})
     assert reply.status == (200 if kind == "parts" else 400)
     if kind != "parts":
-        assert "template takes thoughts of the assistant alone" in reply.json()["error"]["message"]
+        said = reply.json()["error"]["message"]
+        assert "thoughts are the assistant's, or of instructions where" in said

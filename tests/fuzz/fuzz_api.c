@@ -122,8 +122,7 @@ static void run_embedding(const char *text, size_t n, const struct completion_ru
 }
 
 /* Every message has a role and a content, and templates get each variable once. Instructions are
- * one message more. */
-/* parts: a content may be a list of them. */
+ * one message more. parts: a content may be a list of them. */
 static void check_conversation(const struct conversation *c, size_t messages_max, bool parts)
 {
     const struct jdoc *messages = jdoc_get(c->vars, "messages");
