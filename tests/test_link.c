@@ -15,6 +15,7 @@
 #include <cmocka.h>
 
 enum { RANKS = 3, IDS_MAX = 8, BIG = 1 << 20 };
+enum { TEXT_MAX = sizeof((struct err *)0)->text }; /* with its NUL, which is not sent */
 
 enum script {
     ANSWER,          /* reads the message, answers */
@@ -82,13 +83,13 @@ static struct step_answer head_of(const struct peer *p)
     else if (p->script == NEGATIVE_IDS)
         head.ids = -1;
     else if (p->script == TOO_LONG_TEXT)
-        head.text_bytes = 480;
+        head.text_bytes = TEXT_MAX;
     else if (p->script == NEGATIVE_TEXT)
         head.text_bytes = -1;
     else if (p->script == ANSWER_TEXT)
         head.text_bytes = 9;
     else if (p->script == ANSWER_LONGEST)
-        head.text_bytes = 479;
+        head.text_bytes = TEXT_MAX - 1;
     else if (p->script == FEW_LOGPROBS)
         head.logprobs = 1, head.ids = 2;
     else if (p->script == TOO_MANY_BEST)
@@ -111,10 +112,10 @@ static const struct step_result result = {.ids = ids, .logprob = logprobs, .best
 
 static void send_answer(struct peer *p)
 {
-    static char longest[481];
+    static char longest[TEXT_MAX + 1];
     struct step_answer head = head_of(p);
     struct err err;
-    memset(longest, 'x', 480);
+    memset(longest, 'x', TEXT_MAX);
     const char *text = p->script == ANSWER_TEXT ? "no device" : longest;
     if (p->script == ANSWER_IN_BYTES) {
         char all[sizeof head + 2 * sizeof *ids];
