@@ -112,6 +112,7 @@ static void put_run(struct content *c)
         buf_json(&c->parts, c->run.data, c->run.len);
         buf_puts(&c->parts, c->runs_on_thought ? ",\"closed\":true}" : "}");
     }
+    c->parts.failed |= c->run.failed; /* which is forgotten there */
     buf_clear(&c->run);
 }
 
@@ -200,5 +201,5 @@ bool content_end(struct content *c, const char *mark)
         buf_puts(&c->run, mark);
     }
     put_run(c);
-    return !c->text.failed && !c->thoughts.failed && !c->parts.failed && !c->run.failed;
+    return !c->text.failed && !c->thoughts.failed && !c->parts.failed;
 }

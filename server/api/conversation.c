@@ -277,6 +277,7 @@ static void join_reasoning(struct field_string *reasoning, struct buf *joined, s
     buf_add(joined, reasoning->bytes, reasoning->len);
     buf_puts(joined, "\n");
     buf_add(joined, text->data, text->len);
+    joined->failed |= text->failed; /* which is forgotten there */
     buf_clear(text);
     *reasoning = (struct field_string){joined->data, joined->len};
 }
