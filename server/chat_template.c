@@ -177,8 +177,9 @@ static void find_thoughts(struct chat_template *t)
         "[{\"type\":\"thinking\",\"thinking\":\"IN_PARTS\",\"closed\":true},"
         "{\"type\":\"text\",\"text\":\"b\"}]";
     static const char user[] = "{\"role\":\"user\",\"content\":\"a\"}";
-    static const char marked[] = "[THINK]IN_PARTS"; /* what takes no list may show it as such */
-    char in_field[320], in_parts[320], in_system[320];
+    char in_field[320], in_parts[320], in_system[320], marked[32];
+    /* with its mark, since what takes no list may show it as such */
+    snprintf(marked, sizeof marked, "%sIN_PARTS", answer_thought(t->form.thoughts)->begin);
     snprintf(in_field, sizeof in_field,
              "%s,{\"role\":\"assistant\",\"content\":\"b\",\"reasoning_content\":\"IN_FIELD\","
              "\"reasoning\":\"IN_FIELD\",\"thinking\":\"IN_FIELD\"},%s",

@@ -406,8 +406,8 @@ static bool is_vector(enum role role)
            role == ROLE_DECAY_BIAS || role == ROLE_RECURRENT_NORM;
 }
 
-/* Never quantised: what it chooses changes at once. MiniMax and ERNIE publish it in F32 beside
- * other types. */
+/* Never quantised: what it chooses changes at once. MiniMax publishes it in F32 beside other types,
+ * and ERNIE's class keeps it so. */
 static void fill_router(const struct layout *l, const struct model_config *m, const struct param *p,
                         struct which at, struct local_weight *w)
 {
