@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """An independent float64 forward pass of a Llama, Mistral, Mixtral, SmolLM3, Seed-OSS, ERNIE
 4.5, GLM-4, Granite, Phi-3, Qwen, Gemma, gpt-oss, OLMo, MiniMax-M2 or DeepSeek checkpoint, in numpy
-(what recurs of a Qwen's is in recurrent_numpy.py).
+(what recurs of a Qwen's is in recurrent_numpy.py, what is done with rows in rows_numpy.py).
 
     llama_numpy.py DIR --ids 5,6,7 [--greedy N]    the next token's top logits, or N greedy tokens
     llama_numpy.py --check DIR [DIR ...]           compare with each DIR's golden.safetensors
@@ -28,6 +28,7 @@ import numpy as np
 
 import recurrent_numpy
 from recurrent_numpy import RECURRENT
+from rows_numpy import attention, capped, gelu, rms_norm, rotate, sigmoid, silu
 
 # Tolerances of --check, relative to max|golden|.  The goldens are float32, whose rope angles
 # alone are off by position * 2^-24.
@@ -489,60 +490,6 @@ def query_scale(config, count):
         return np.ones(count)
     original = config.scaling["original_max_position_embeddings"]
     return 1 + beta * np.log(1 + np.arange(count) // original)
-
-
-def rms_norm(x, weight, eps):
-    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight
-
-
-def rotate(x, cos, sin, interleaved):
-    """Rotary embedding of x [n, heads, head_dim]: of the elements that turn, the first ones, each
-    of the first half is paired with one of the second, or with its neighbour."""
-    pairs = cos.shape[-1]
-    turns = slice(0, 2 * pairs, 2) if interleaved else slice(pairs)
-    with_it = slice(1, 2 * pairs, 2) if interleaved else slice(pairs, 2 * pairs)
-    out = x.copy()
-    out[..., turns] = x[..., turns] * cos - x[..., with_it] * sin
-    out[..., with_it] = x[..., with_it] * cos + x[..., turns] * sin
-    return out
-
-
-def capped(x, cap):
-    return x if cap is None else cap * np.tanh(x / cap)
-
-
-def attention(config, q, k, v, window, sinks=None):
-    """Causal attention of q [n, heads, head_dim] on k and v [n, kv_heads, ...], or on the
-    latest `window` of them, the query's own position included. sinks: of each head the score of one
-    more key, which has no value."""
-    n = q.shape[0]
-    age = np.arange(n)[:, None] - np.arange(n)
-    unseen = (age < 0) | (age >= (window or n))
-    out = np.empty((n, config.heads, v.shape[-1]))
-    for head in range(config.heads):
-        kv = head // (config.heads // config.kv_heads)
-        scores = q[:, head] @ k[:, kv].T / math.sqrt(config.query_scalar)
-        scores = capped(scores, config.score_cap)
-        scores[unseen] = -np.inf
-        sink = np.full((n, 1), -np.inf if sinks is None else sinks[head])
-        scores = np.concatenate([scores, sink], axis=-1)
-        scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        out[:, head] = (scores / scores.sum(axis=-1, keepdims=True))[:, :n] @ v[:, kv]
-    return out.reshape(n, -1)
-
-
-def silu(x):
-    """As x * (1 + tanh(x / 2)) / 2, which cannot overflow."""
-    return x * (0.5 + 0.5 * np.tanh(0.5 * x))
-
-
-def gelu(x):
-    """In the form with tanh."""
-    return x * (0.5 + 0.5 * np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3)))
-
-
-def sigmoid(x):
-    return 0.5 + 0.5 * np.tanh(x / 2)
 
 
 def clamped(gate, up):

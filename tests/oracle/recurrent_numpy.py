@@ -7,6 +7,8 @@ import typing
 
 import numpy as np
 
+from rows_numpy import sigmoid
+
 MODELS = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}  # that also see
 RECURRENT = ("qwen3_next", *MODELS.values())
 MIXTURES = ("qwen3_next", "qwen3_5_moe_text")
@@ -102,10 +104,6 @@ def apart(raw, weights):
         else:
             split[name] = values
     return split
-
-
-def sigmoid(x):
-    return 0.5 + 0.5 * np.tanh(x / 2)
 
 
 def convolved(x, taps):
