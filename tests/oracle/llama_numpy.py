@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """An independent float64 forward pass of a Llama, Mistral, Mixtral, SmolLM3, Seed-OSS, ERNIE
 4.5, GLM-4, Granite, Phi-3, Qwen, Gemma, gpt-oss, OLMo, MiniMax-M2 or DeepSeek checkpoint, in numpy
-(what recurs of a Qwen's is in recurrent_numpy.py, what is done with rows in rows_numpy.py).
+(what recurs of a Qwen's is in recurrent_numpy.py, Gemma 4's layers in gemma4_numpy.py, what is done
+with rows in rows_numpy.py).
 
     llama_numpy.py DIR --ids 5,6,7 [--greedy N]    the next token's top logits, or N greedy tokens
     llama_numpy.py --check DIR [DIR ...]           compare with each DIR's golden.safetensors
@@ -26,6 +27,7 @@ import typing
 
 import numpy as np
 
+import gemma4_numpy
 import recurrent_numpy
 from recurrent_numpy import RECURRENT
 from rows_numpy import attention, capped, gelu, rms_norm, rotate, sigmoid, silu
@@ -35,7 +37,7 @@ from rows_numpy import attention, capped, gelu, rms_norm, rotate, sigmoid, silu
 LOGITS_TOLERANCE = 2e-5
 GAP_TOLERANCE = 1e-4
 
-GEMMA = ("gemma", "gemma2", "gemma3_text")
+GEMMA = ("gemma", "gemma2", "gemma3_text", "gemma4_text")
 GLM = ("glm", "glm4")
 HALVES = (*GLM, "glm4_moe")  # whose heads turn by half, if nothing else is said
 OLMO = ("olmo2", "olmo3", "olmoe")
@@ -52,7 +54,7 @@ BIASES = (*GLM, "glm4_moe", "gpt_oss", "granite", *OLMO, "seed_oss",
           "smollm3")  # whose attention_bias may be true
 NO_WINDOWS = ("llama", "gemma", "granite", "seed_oss", "ernie4_5", "ernie4_5_moe", "glm4_moe",
               "iquestcoder", "minimax_m2", "olmo2", "olmoe", "solar_open", *GLM, *LATENTS)
-TWO_ROTATIONS = ("gemma3_text", "olmo3")  # one of the layers with a window
+TWO_ROTATIONS = ("gemma3_text", "gemma4_text", "olmo3")  # one of the layers with a window
 THETAS = {"ernie4_5": 500000.0, "ernie4_5_moe": 500000.0, "gemma3_text": 1000000.0,
           "minimax_m2": 5000000.0, "olmo3": 500000.0, "smollm3": 2000000.0,
           "solar_open": 1000000.0}
@@ -96,6 +98,7 @@ class Config(typing.NamedTuple):
     kv_heads: int
     head_dim: int
     rotary_dim: int  # elements of a head that turn: the first ones
+    local_rotary_dim: int  # the same of the layers with a window
     interleaved: bool  # neighbours turn together, not an element of each half
     eps: float
     tied: bool
@@ -110,6 +113,7 @@ class Config(typing.NamedTuple):
     groups: tuple  # of experts, and how many of them a token keeps
     latent: Latent | None
     recurrent: recurrent_numpy.Heads | None
+    gemma4: gemma4_numpy.Text | None
     act: typing.Callable  # of the gate
     norm_offset: float  # added to the weights of norms
     embed_scale: float  # multiplies embeddings
@@ -151,6 +155,8 @@ def read_json(directory):
     raw = json.loads((pathlib.Path(directory) / "config.json").read_text())
     if raw["model_type"] in (*RECURRENT, *recurrent_numpy.MODELS):
         return recurrent_numpy.read_text(raw)
+    if raw["model_type"] in ("gemma4", "gemma4_text"):
+        return gemma4_numpy.read_text(raw)
     if raw["model_type"] != "gemma3":
         return raw
     dtype = {key: raw[key] for key in ("dtype", "torch_dtype") if key in raw}
@@ -158,7 +164,7 @@ def read_json(directory):
 
 
 def text_part(weights):
-    """A multimodal Gemma 3's or Qwen3.5's text model, by the names that it has alone; those of a
+    """A multimodal Gemma's or Qwen3.5's text model, by the names that it has alone; those of a
     model without a head, as with one."""
     inner = "language_model."
     if "embed_tokens.weight" in weights:
@@ -196,8 +202,8 @@ def split_fused(directory, weights):
 
 def split_experts(weights):
     """gpt-oss has all experts in one tensor, MXFP4: groups of 32 columns, two codes a byte and a
-    power of two for each group; gates and ups take turns. So has Mistral 4, ups behind gates. Here
-    they are apart."""
+    power of two for each group; gates and ups take turns. So have Mistral 4 and Gemma 4, ups behind
+    gates. Here they are apart."""
     split = {}
     for name, values in weights.items():
         both = re.fullmatch(r"(.*experts\.)(gate_up|down)_proj", name)
@@ -295,16 +301,21 @@ def rotations_of(raw):
     return whole, rotation(rope.get("sliding_attention", {}), local)
 
 
-def embed_scale_of(raw):
-    """What embeddings are multiplied with: rounded to the dtype of the weights."""
-    if raw["model_type"] not in GEMMA:
-        return raw.get("embedding_multiplier", 1.0) if raw["model_type"] == "granite" else 1.0
-    scale = np.float32(math.sqrt(raw["hidden_size"]))
+def rounded_root(raw, number):
+    """The root of a number, rounded to the dtype of the weights."""
+    scale = np.float32(math.sqrt(number))
     dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
     if dtype == "bfloat16":  # to nearest: no root below 256 lies half way
         bits = np.array([scale]).view(np.uint32) + np.uint32(0x8000) & np.uint32(0xffff0000)
         return float(bits.view(np.float32)[0])
     return float(np.dtype(dtype).type(scale))
+
+
+def embed_scale_of(raw):
+    """What embeddings are multiplied with."""
+    if raw["model_type"] not in GEMMA:
+        return raw.get("embedding_multiplier", 1.0) if raw["model_type"] == "granite" else 1.0
+    return rounded_root(raw, raw["hidden_size"])
 
 
 def latent_of(raw):
@@ -346,7 +357,10 @@ def read_config(directory):
                                    "use_bidirectional_attention")
                    if raw.get(key) and (key != "attention_bias" or kind not in BIASES)]
     gemma, mixture = kind in GEMMA, kind in MIXTURES
-    later = kind in ("gemma2", "gemma3_text")
+    later = kind in ("gemma2", "gemma3_text", "gemma4_text")
+    gemma4 = gemma4_numpy.text_of(raw, lambda number: rounded_root(raw, number))
+    if gemma4 and raw.get("use_bidirectional_attention") == "vision":
+        unsupported.remove("use_bidirectional_attention")  # texts are not concerned
     mixture = mixture and raw.get("num_experts") != 0
     if not (gemma or mixture) and kind not in (*PLAIN, *RECURRENT):
         unsupported.append("model_type")
@@ -361,7 +375,7 @@ def read_config(directory):
     if raw.get("attn_logit_softcapping") and kind == "gemma3_text":
         unsupported.append("attn_logit_softcapping")  # transformers does not apply it there
     known = all(one["rope_type"] in ("default", "linear", "llama3", "longrope", "yarn")
-                for one in (scaling, local[1]))
+                or gemma4 and one["rope_type"] == "proportional" for one in (scaling, local[1]))
     heads = raw["num_attention_heads"]
     latent = latent_of(raw)
     head_dim = raw.get("head_dim") or HEAD_DIMS.get(kind, raw["hidden_size"] // heads)
@@ -372,6 +386,8 @@ def read_config(directory):
     partial = scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor", turned))
     if kind == "mistral4":  # whose factor is of a whole query
         partial = partial * (latent.plain + latent.turns) / latent.turns
+    if gemma4:  # where it means something else
+        head_dim, partial = gemma4.heads[-1][0], 1
     if not known or partial != 1 and kind not in ("phi3", "minimax_m2", *HALVES, *RECURRENT):
         unsupported.append("rope")
     if raw.get("mlp_only_layers") or raw.get("decoder_sparse_step", 1) != 1:
@@ -392,6 +408,7 @@ def read_config(directory):
         kv_heads=raw.get("num_key_value_heads") or heads,
         head_dim=head_dim,
         rotary_dim=int(head_dim * partial),
+        local_rotary_dim=raw["head_dim"] if gemma4 else int(head_dim * partial),
         interleaved=kind in ("ernie4_5", "ernie4_5_moe", "deepseek_v2", *GLM)
         or bool(latent) and raw.get("rope_interleave", True),
         eps=raw.get("rms_norm_eps", EPSILONS.get(kind, 1e-6)),
@@ -409,12 +426,13 @@ def read_config(directory):
         groups=groups_of(raw),
         latent=latent,
         recurrent=recurrent_numpy.heads_of(raw),
+        gemma4=gemma4,
         act=gelu if gemma else silu,
-        norm_offset=float(gemma or kind in RECURRENT),
+        norm_offset=float(gemma and not gemma4 or kind in RECURRENT),
         embed_scale=embed_scale_of(raw),
         residual_scale=raw.get("residual_multiplier", 1.0) if kind == "granite" else 1.0,
         logit_scale=1 / raw.get("logits_scaling", 1.0) if kind == "granite" else 1.0,
-        query_scalar=latent_scalar(latent, scaling) if latent else
+        query_scalar=latent_scalar(latent, scaling) if latent else 1 if gemma4 else
         raw.get("attention_multiplier", 1.0) ** -2 if kind == "granite" else
         raw.get("query_pre_attn_scalar", 256) if later else head_dim,
         score_cap=raw.get("attn_logit_softcapping", 50.0) if kind == "gemma2" else None,
@@ -432,6 +450,9 @@ def inverse_frequencies(config):
     inverse = config.theta ** -pairs
     if config.scaling["rope_type"] == "default":
         return inverse
+    if config.scaling["rope_type"] == "proportional":
+        return gemma4_numpy.proportional_frequencies(config.theta, config.scaling,
+                                                     config.rotary_dim)
     if config.scaling["rope_type"] == "linear":
         return inverse / config.scaling["factor"]
     if config.scaling["rope_type"] == "yarn":
@@ -630,16 +651,23 @@ def layer(config, weights, prefix, x, rotation, window, stored, met):
 def hidden(config, weights, ids, stored=lambda x: x, met=lambda x, name: x):
     """Hidden states [n, D] behind the last norm at every position of ids; stored: what a KV cache
     makes of keys and values; met: what the weight of that name makes of its input."""
-    def rotation(theta, scaling):
-        own = config._replace(theta=theta, scaling=scaling)
+    def rotation(theta, scaling, dim):
+        own = config._replace(theta=theta, scaling=scaling, rotary_dim=dim)
         angles = np.outer(np.arange(len(ids)), inverse_frequencies(own))[:, None, :]
         return [rotation_scale(own) * turn(angles) for turn in (np.cos, np.sin)]
 
     embedding = weights["model.embed_tokens.weight"]
-    whole, local = rotation(config.theta, config.scaling), rotation(*config.local)
+    whole = rotation(config.theta, config.scaling, config.rotary_dim)
+    local = rotation(*config.local, config.local_rotary_dim)
     x = embedding[np.asarray(ids)] * config.embed_scale
+    small = config.gemma4 and config.gemma4.small > 0
+    small, kept = gemma4_numpy.small_inputs(config, weights, ids, x, met) if small else None, {}
     for i, window in enumerate(config.windows):
         turn = (local if window else whole) if config.turns[i] else None
+        if config.gemma4:
+            own = None if small is None else small[:, i]
+            x = gemma4_numpy.layer(config, weights, i, x, own, turn, window, stored, met, kept)
+            continue
         x = layer(config, weights, f"model.layers.{i}.", x, turn, window, stored, met)
     return rms_norm(x, config.norm_offset + weights["model.norm.weight"], config.eps)
 
