@@ -94,6 +94,7 @@ MXFP4 = {
 }
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 GEMMA = ("Gemma", "Gemma2", "Gemma3")  # norms multiply by 1 + weight, embeddings are scaled
+TWO_ROTATIONS = ("Gemma3", "Gemma4", "Olmo3")
 OLMO = ("Olmo2", "Olmo3", "Olmoe")
 RECURRENT = ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe")  # the same, but for norms of the gated delta rule
 VISION = {  # of a multimodal checkpoint: one block of a tower that a text engine leaves alone
@@ -118,6 +119,47 @@ QWEN_VISION = {  # the same of Qwen3.5's
     "spatial_merge_size": 2,
     "temporal_patch_size": 2,
 }
+GEMMA4_VISION = {  # the same of Gemma 4's
+    "head_dim": 4,
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "model_type": "gemma4_vision",
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "num_key_value_heads": 2,
+    "patch_size": 4,
+    "pooling_kernel_size": 3,
+    "position_embedding_size": 16,
+}
+GEMMA4_AUDIO = {  # and one that hears, as E2B and E4B have it
+    "hidden_size": 8,
+    "model_type": "gemma4_audio",
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "output_proj_dims": 12,
+    "subsampling_conv_channels": [4, 2],
+}
+PROPORTIONAL = {"partial_rotary_factor": 0.25, "rope_type": "proportional"}
+GEMMA4 = {  # what its specs share
+    "attention_k_eq_v": True,
+    "enable_moe_block": False,
+    "final_logit_softcapping": 30.0,
+    "global_head_dim": 32,
+    "hidden_size_per_layer_input": 0,
+    "num_global_key_value_heads": 2,
+    "num_kv_shared_layers": 0,
+    "pad_token_id": 0,
+    "rms_norm_eps": 1e-6,
+    "use_double_wide_mlp": False,
+}
+GEMMA4_SHAPE = dict(tied=True, heads=8, kv_heads=4, head_dim=16, rope_theta=1000000.0,
+                    scaling=PROPORTIONAL, family="Gemma4", model_type="gemma4_text",
+                    embed_std=0.08)
+
+
+def kinds(letters):
+    """layer_types by their first letters."""
+    return ["sliding_attention" if one == "s" else "full_attention" for one in letters]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +179,7 @@ class Spec:
     head_dim: int
     dialect: str = "new"  # "new": rope_parameters and dtype; "old": rope_theta and torch_dtype
     rope_theta: float = 10000.0
-    local_theta: float = 10000.0  # Gemma3, Olmo3: of the layers with a window
+    local_theta: float = 10000.0  # Gemma3, Gemma4, Olmo3: of the layers with a window
     scaling: dict | None = None
     family: str = "Llama"  # of transformers' classes
     model_type: str = ""  # family in small letters, where nothing else is said
@@ -596,6 +638,55 @@ SPECS = (
                 "moe_intermediate_size": 22, "mtp_num_hidden_layers": 1, "num_experts": 8,
                 "num_experts_per_tok": 2, "rms_norm_eps": 1e-6,
                 "shared_expert_intermediate_size": 22}),
+    # As the text model of Gemma 4's 31B: layers without a window have other heads, a quarter of
+    # which turns, and make keys and values of one product.
+    Spec("gemma4_f32", 5, "float32", vocab=241, hidden=60, layers=5, mlp=90, **GEMMA4_SHAPE,
+         extra={**GEMMA4, "layer_types": kinds("ssfsf"), "sliding_window": 20}),
+    # As its file: inside a multimodal one; columns in whole groups of 32.
+    Spec("gemma4_bf16", 84, "bfloat16", vocab=247, hidden=96, layers=6, mlp=96, wrapped=True,
+         **GEMMA4_SHAPE,
+         extra={**GEMMA4, "expert_intermediate_size": None, "layer_types": kinds("sssssf"),
+                "moe_intermediate_size": None, "num_experts": None, "sliding_window": 18,
+                "top_k_experts": None, "use_bidirectional_attention": "vision"}),
+    # Keys and values apart, as many heads in all layers; most of the rest is left to its default.
+    Spec("gemma4_kv_f32", 0, "float32", vocab=239, hidden=60, layers=6, mlp=74, **GEMMA4_SHAPE,
+         omit=("attention_bias", "attention_dropout", "attention_k_eq_v", "enable_moe_block",
+               "hidden_activation", "layer_types", "num_kv_shared_layers", "rms_norm_eps",
+               "rope_parameters", "tie_word_embeddings", "use_cache", "use_double_wide_mlp"),
+         extra={**{key: value for key, value in GEMMA4.items()
+                   if key != "num_global_key_value_heads"},
+                "attention_k_eq_v": False, "layer_types": kinds("sssssf"), "sliding_window": 22}),
+    # As 26B-A4B: a mixture beside the MLP; heads as transformers 5.23 writes them, by
+    # numbers with the zeros that a file of more layers has.
+    Spec("gemma4_moe_f32", 16, "float32", vocab=233, hidden=60, layers=4, mlp=58, **GEMMA4_SHAPE,
+         omit=("global_head_dim", "num_global_key_value_heads"),
+         extra={**GEMMA4, "enable_moe_block": True, "layer_types": kinds("sfsf"),
+                "moe_intermediate_size": 22, "num_experts": 8,
+                "per_layer_config": {layer: {"head_dim": 32, "num_key_value_heads": 2}
+                                     for layer in ("01", "03")},
+                "sliding_window": 19, "top_k_experts": 2}),
+    # As its file.
+    Spec("gemma4_moe_bf16", 35, "bfloat16", vocab=251, hidden=64, layers=4, mlp=64, wrapped=True,
+         **GEMMA4_SHAPE,
+         extra={**GEMMA4, "enable_moe_block": True, "layer_types": kinds("ssff"),
+                "moe_intermediate_size": 32, "num_experts": 8, "sliding_window": 21,
+                "top_k_experts": 2, "use_bidirectional_attention": "vision"}),
+    # As E2B: a small embedding for each layer; the last layers have no keys and values, but those
+    # of the last of their kind before, and an MLP twice as wide. Rows of those embeddings that no
+    # token has.
+    Spec("gemma4_ple_f32", 12, "float32", vocab=229, hidden=60, layers=7, mlp=45, **GEMMA4_SHAPE,
+         omit=("num_global_key_value_heads",),
+         extra={**GEMMA4, "attention_k_eq_v": False, "hidden_size_per_layer_input": 16,
+                "layer_types": kinds("ssfsfsf"), "num_kv_shared_layers": 3, "sliding_window": 17,
+                "use_double_wide_mlp": True, "vocab_size_per_layer_input": 240}),
+    # As its file, which has keys and values of all layers nevertheless; fewer of their heads than
+    # ranks may be.
+    Spec("gemma4_ple_bf16", 11, "bfloat16", vocab=257, hidden=64, layers=6, mlp=64, wrapped=True,
+         **{**GEMMA4_SHAPE, "kv_heads": 1},
+         extra={**GEMMA4, "attention_k_eq_v": False, "hidden_size_per_layer_input": 32,
+                "layer_types": kinds("sfssff"), "num_global_key_value_heads": None,
+                "num_kv_shared_layers": 3, "sliding_window": 20, "use_double_wide_mlp": True,
+                "vocab_size_per_layer_input": 257}),
 )
 
 
@@ -623,26 +714,25 @@ def config_dict(spec, dialect):
     }
     if spec.family == "GptOss":
         config["attention_bias"] = True
-    if spec.family in ("Llama", "Qwen3", "Qwen3Moe", *GEMMA, *OLMO):
+    if spec.family in ("Llama", "Qwen3", "Qwen3Moe", "Gemma4", *GEMMA, *OLMO):
         config["attention_bias"] = False
     if spec.family == "SmolLM3":
         config.setdefault("attention_bias", False)
     if spec.family in ("Llama", "SmolLM3"):
         config["mlp_bias"] = False
-    if spec.family in GEMMA:
+    if spec.family in ("Gemma4", *GEMMA):
         config["hidden_activation"] = "gelu_pytorch_tanh"
-    if spec.family == "Gemma3":
+    if spec.family in ("Gemma3", "Gemma4"):
         del config["hidden_act"]
-    if dialect == "new":
-        config["dtype"] = spec.dtype
+    config["dtype" if dialect == "new" else "torch_dtype"] = spec.dtype
+    if dialect == "new" or spec.family == "Gemma4":  # which knows no other
         scaling = spec.scaling or {"rope_type": "default"}
         rope = {**scaling, "rope_theta": spec.rope_theta}
-        if spec.family in ("Gemma3", "Olmo3"):
+        if spec.family in TWO_ROTATIONS:
             local = {"rope_type": "default", "rope_theta": spec.local_theta}
             rope = {"full_attention": rope, "sliding_attention": local}
         config["rope_parameters"] = rope
     else:
-        config["torch_dtype"] = spec.dtype
         config["rope_scaling"] = spec.scaling
         config["rope_theta"] = spec.rope_theta
         if spec.family == "Gemma3":
@@ -663,6 +753,28 @@ def wrapped_config(spec, dialect):
             "tie_word_embeddings": spec.tied,
             "vision_config": {**QWEN_VISION, "model_type": spec.model_type.removesuffix("_text"),
                               "out_hidden_size": spec.hidden},
+        }
+    if spec.family == "Gemma4":
+        hears = spec.extra["hidden_size_per_layer_input"] > 0
+        return {
+            "architectures": ["Gemma4ForConditionalGeneration"],
+            "audio_config": GEMMA4_AUDIO if hears else None,
+            "audio_token_id": 258881,
+            "boa_token_id": 256000,
+            "boi_token_id": 255999,
+            "dtype": spec.dtype,
+            "eoa_token_id": 258883,
+            "eoi_token_id": 258882,
+            "eos_token_id": [1, 106],
+            "image_token_id": 258880,
+            "initializer_range": 0.02,
+            "model_type": "gemma4",
+            "text_config": {**{key: value for key, value in text.items()
+                               if key != "architectures"}, "eos_token_id": 1},
+            "tie_word_embeddings": True,
+            "video_token_id": 258884,
+            "vision_config": GEMMA4_VISION,
+            "vision_soft_tokens_per_image": 280,
         }
     return {
         "architectures": ["Gemma3ForConditionalGeneration"],
@@ -699,6 +811,24 @@ def is_experts(name):
     return name.endswith((".experts.gate_up_proj", ".experts.down_proj"))
 
 
+def gemma4_value(name, value, noise):
+    """A parameter of Gemma 4, where it is not what others have. Scores are not divided by anything,
+    so gains of heads are what makes them moderate; the router sees rows of length one."""
+    if name == "model.norm.weight":  # logits large enough to feel their cap
+        return 6 * noise
+    if name.endswith(("q_norm.weight", "k_norm.weight")):
+        return 0.7 + 0.15 * noise
+    if name.endswith("router.scale"):
+        return 1 + 0.3 * noise
+    if name.endswith("per_expert_scale"):
+        return 1 + 0.5 * np.tanh(noise)
+    if name.endswith("router.proj.weight"):
+        return 1.5 * noise
+    if "embed_tokens_per_layer" in name:
+        return 0.25 * noise
+    return value
+
+
 def random_model(spec, rng):
     """A float32 model whose every weight is exactly representable in the stored dtype.
 
@@ -709,7 +839,7 @@ def random_model(spec, rng):
     Gemma's embeddings are scaled and are the head too, so every token would repeat itself: they
     are small, and the last norm gives about half of the numbers the other sign.
     """
-    text = "Text" if spec.family in ("Gemma3", "Qwen3_5", "Qwen3_5Moe") else ""
+    text = "Text" if spec.family in ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe") else ""
     configuration = getattr(transformers, f"{spec.family}{text}Config")
     config = configuration(**config_dict(spec, "new"), **EAGER)
     model = plain_scores(getattr(transformers, f"{spec.family}ForCausalLM")(config).float().eval())
@@ -733,6 +863,8 @@ def random_model(spec, rng):
                 value = np.swapaxes(mxfp4(3 * spec.std * np.swapaxes(noise, 1, 2))[2], 1, 2)
             elif "embed_tokens" in name:
                 value = (spec.embed_std or spec.std) * noise
+            if spec.family == "Gemma4":
+                value = gemma4_value(name, value, noise)
             stored = torch.from_numpy(value).to(torch.float32).to(DTYPES[spec.dtype])
             parameter.copy_(stored.float())
         for name, buffer in sorted(model.named_buffers()):
@@ -743,6 +875,9 @@ def random_model(spec, rng):
                     # earlier ones: alike where no corrected score is negative.
                     value = np.abs(value)
                 buffer.copy_(torch.from_numpy(value))
+            if name.endswith("layer_scalar"):
+                value = rng.uniform(0.5, 1.5, tuple(buffer.shape))
+                buffer.copy_(torch.from_numpy(value).to(DTYPES[spec.dtype]))
     return widened(model, DTYPES[spec.dtype])
 
 
@@ -827,9 +962,10 @@ def held_logits(model, ids, dtype, noise=None):
     """Of a float32 model whose keys and values are held in dtype; so is, with bfloat16, what is
     multiplied with a weight. noise: a generator of further errors of bfloat16's size."""
     linear = torch.nn.functional.linear
-    attends = [layer for layer in model.model.layers if hasattr(layer, "self_attn")]
+    layers = getattr(model.model, "language_model", model.model).layers
+    attends = [layer for layer in layers if hasattr(layer, "self_attn")]
     attention = type(attends[0].self_attn)
-    recurs = len(attends) < len(model.model.layers)
+    recurs = len(attends) < len(layers)
     module, expand = sys.modules[attention.__module__], getattr(attention, "expand_kv", None)
     attend = module.eager_attention_forward
 
@@ -880,8 +1016,10 @@ def greedy(model, prompt, give_up=False):
 
 def is_steady(spec, model, ids):
     """Whether rounding to bfloat16 changes no choice of experts, or none that matters; with latents,
-    which GPUs round in more places, nor does some noise. What recurs remembers errors."""
+    which GPUs round in more places, nor does some noise. What recurs remembers errors, and Gemma 4
+    divides its scores by nothing."""
     touchy = {"num_experts_per_tok", "moe_k", "linear_num_key_heads"} & set(spec.extra)
+    touchy = touchy or spec.family == "Gemma4"
     if spec.dtype != "bfloat16" or not touchy:
         return True
     exact = prompt_logits(model, ids)
@@ -931,6 +1069,20 @@ def save_recurrent(directory, spec, model):
     save_torch_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
 
+def save_shared(path, spec):
+    """Keys and values of layers that take those of others, which published files have all the same."""
+    tensors, rng = load_file(path), np.random.default_rng(spec.seed)
+    for i in range(spec.layers - spec.extra["num_kv_shared_layers"], spec.layers):
+        part = f"model.language_model.layers.{i}.self_attn"
+        dim = len(tensors[f"{part}.q_norm.weight"])
+        shapes = {"k_norm": [dim], "k_proj": [spec.kv_heads * dim, spec.hidden],
+                  "v_proj": [spec.kv_heads * dim, spec.hidden]}
+        for name, shape in shapes.items():
+            value = torch.from_numpy(rng.standard_normal(shape)).to(DTYPES[spec.dtype])
+            tensors[f"{part}.{name}.weight"] = value
+    save_torch_file(tensors, path, metadata={"format": "pt"})
+
+
 def save_checkpoint(directory, spec, model):
     """Writes the weights as transformers lays them out, and the hand-written config.json."""
     shutil.rmtree(directory, ignore_errors=True)
@@ -943,6 +1095,9 @@ def save_checkpoint(directory, spec, model):
         save_packed(directory / "model.safetensors")
     if spec.wrapped and spec.family in RECURRENT:
         save_recurrent(directory, spec, model)
+    elif spec.family == "Gemma4":
+        if spec.wrapped and spec.extra["num_kv_shared_layers"] > 0:
+            save_shared(directory / "model.safetensors", spec)
     elif spec.wrapped:  # published files have one more level in the tower's names
         tensors = load_file(directory / "model.safetensors")
         named = {re.sub(r"^vision_tower\.", "vision_tower.vision_model.", name): tensor
