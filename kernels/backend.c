@@ -430,11 +430,12 @@ enum status backend_rms_scale(struct backend *b, struct view y, struct cview x, 
     return OK;
 }
 
-enum status backend_add(struct backend *b, struct view x, struct cview delta, struct err *err)
+enum status backend_add(struct backend *b, struct view x, struct cview delta, const float *scale,
+                        struct err *err)
 {
     REQUIRE("add", is_matrix(cview_of(x)) && has_shape(delta, x.rows, x.cols), x, delta);
     REQUIRE("add", is_apart(delta, cview_of(x)), x, delta);
-    b->ops->add(b, x, delta);
+    b->ops->add(b, x, delta, scale);
     return OK;
 }
 
@@ -503,6 +504,7 @@ static enum status check_rope(const char *op, struct cview qkv, const struct qkv
     REQUIRE(op, is_result(qkv, rows->count, qkv_cols(h)), qkv, table);
     REQUIRE(op, h->latent == 0 || h->head_dim - h->latent >= table.cols, qkv, table);
     REQUIRE(op, (rules->q_norm == NULL) == (rules->k_norm == NULL), qkv, table);
+    REQUIRE(op, rules->v_norm == NULL || h->latent == 0, qkv, table);
     REQUIRE(op, table.cols <= h->head_dim && table.cols % 2 == 0, qkv, table);
     REQUIRE(op, has_shape(table, rows->count, table.cols), qkv, table);
     return OK;

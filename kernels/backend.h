@@ -130,6 +130,11 @@ struct kv_spec {
     /* F32, F16, BF16, or F8_E4M3: nearest even, saturated at 448, NaN kept; no scale, so that what
      * is stored at a position depends on nothing else. */
     enum dtype dtype;
+    /* 0: a block of a layer lies behind that layer's block before it. Else bytes from a block, of
+     * all layers together, to the next: at least kv_bytes of one block, and a multiple of the
+     * alignment of storage. So caches of different shapes share blocks, each of which holds what
+     * one of them has there. */
+    size_t stride;
 };
 struct kv_cache; /* opaque, over borrowed storage */
 
@@ -170,6 +175,8 @@ static inline int32_t backend_value_dim(const struct heads *h)
 struct qkv_rules {
     const float *bias;            /* [(H + 2K) * E], added */
     const float *q_norm, *k_norm; /* [E], both or none: gains of an RMS norm of each head */
+    const float *v_norm;          /* [E], of each value that is apart from its key; without a
+                                     rotation */
     float eps;
     bool interleaved; /* neighbours turn together, not an element of each half */
 };
@@ -453,8 +460,8 @@ struct backend_ops {
                        struct pieces pieces);
     void (*rms_scale)(struct backend *b, struct view y, struct cview x, const float *sums,
                       int32_t width, const float *gain, float eps);
-    /* x += delta. */
-    void (*add)(struct backend *b, struct view x, struct cview delta);
+    /* x += delta, and then, unless scale is NULL, x *= scale[0], which is on the device. */
+    void (*add)(struct backend *b, struct view x, struct cview delta, const float *scale);
     /* A joint norm of q and k in qkv, as of rope_kv, in two halves: squares[T, H' + K'] = the sum
      * of squares of each head that this rank tells, q's before k's, zeros for others; and, with
      * those of all ranks, which are added in ascending order, in place: q = q * rsqrt(sum / (H' *
@@ -613,7 +620,7 @@ enum status backend_square_sum(struct backend *b, float *sums, struct view x, st
 enum status backend_rms_scale(struct backend *b, struct view y, struct cview x, const float *sums,
                               int32_t width, const float *gain, float eps,
                               struct err *err) MUST_USE;
-enum status backend_add(struct backend *b, struct view x, struct cview delta,
+enum status backend_add(struct backend *b, struct view x, struct cview delta, const float *scale,
                         struct err *err) MUST_USE;
 enum status backend_joint_squares(struct backend *b, struct view squares, struct cview qkv,
                                   const struct joint_norm *n, const struct heads *h,

@@ -299,10 +299,12 @@ static inline void staged_rms_scale(struct backend *b, struct view y, struct cvi
     staged_end(s, y.data);
 }
 
-static inline void staged_add(struct backend *b, struct view x, struct cview delta)
+static inline void staged_add(struct backend *b, struct view x, struct cview delta,
+                              const float *scale)
 {
     struct staged *s = staged_of(b);
-    s->inner->ops->add(s->inner, staged_view(s, x), staged_cview(s, delta));
+    s->inner->ops->add(s->inner, staged_view(s, x), staged_cview(s, delta),
+                       staged_in(s, scale, sizeof *scale));
     staged_end(s, x.data);
 }
 
@@ -359,8 +361,11 @@ static inline struct qkv_rules staged_rules(struct staged *s, const struct qkv_r
 {
     const size_t head = (size_t)head_dim * 4;
     return (struct qkv_rules){staged_in(s, rules->bias, (size_t)cols * 4),
-                              staged_in(s, rules->q_norm, head), staged_in(s, rules->k_norm, head),
-                              rules->eps, rules->interleaved};
+                              staged_in(s, rules->q_norm, head),
+                              staged_in(s, rules->k_norm, head),
+                              staged_in(s, rules->v_norm, head),
+                              rules->eps,
+                              rules->interleaved};
 }
 
 static inline void staged_rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *rules,

@@ -32,6 +32,8 @@ struct rules_case {
     float scale;    /* of the rotation */
     int32_t rotary; /* 0: whole heads; -1: nothing */
     bool interleaved;
+    bool values;    /* norms of them */
+    int32_t stride; /* bytes between blocks of all layers; 0: no stride */
 };
 static const struct qkv_rules no_rules;
 
@@ -102,7 +104,11 @@ static void attend_case(struct backend *b, const void *arg, float *out)
     batch_init(&m, c);
     const int32_t rows = m.rows.count, cols = (c->heads + 2 * c->kv_heads) * c->dim;
     const size_t n = (size_t)rows * (size_t)cols, width = (size_t)(c->heads * c->dim);
-    struct kv_spec spec = {2, c->kv_heads, c->dim, 0, SLOTS * m.rows.table_cols, c->dtype};
+    struct kv_spec spec = {2, c->kv_heads, c->dim, 0, SLOTS * m.rows.table_cols, c->dtype, 0};
+    if (r->stride > 0) { /* of both layers, in any backend, and more */
+        const size_t lines = (size_t)(c->dim + 15) / 16 * 16 * BACKEND_BLOCK_TOKENS;
+        spec.stride = 4 * (size_t)c->kv_heads * lines * dtype_size(c->dtype) + (size_t)r->stride;
+    }
     void *storage = aligned_bytes(b->ops->kv_bytes(&spec), 0xff); /* NaN in every unused place */
     struct kv_cache *kv = must(b->ops->kv_open(b, &spec, storage));
     const int32_t rotary = r->rotary > 0 ? r->rotary : r->rotary < 0 ? 0 : c->dim;
@@ -114,8 +120,13 @@ static void attend_case(struct backend *b, const void *arg, float *out)
     struct view v = view_f32(qkv, rows, cols), t = view_f32(table, rows, rotary);
     ok(backend_rope_table(b, t, m.position, freq, r->scale, &err));
     float *bias = generated(35, (size_t)cols), *gain = generated(36, (size_t)(2 * c->dim));
-    const struct qkv_rules rules = {r->bias ? bias : NULL, r->norm ? gain : NULL,
-                                    r->norm ? gain + c->dim : NULL, 1e-5f, r->interleaved};
+    float *values = generated(37, (size_t)c->dim);
+    const struct qkv_rules rules = {r->bias ? bias : NULL,
+                                    r->norm ? gain : NULL,
+                                    r->norm ? gain + c->dim : NULL,
+                                    r->values ? values : NULL,
+                                    1e-5f,
+                                    r->interleaved};
     ok(backend_rope_kv(b, v, &rules, cview_of(t), &m.heads, &m.rows, kv, 1, &err));
     struct view y = view_f32(out, rows, c->heads * c->dim);
     ok(backend_attend(b, y, cview_of(v), &m.heads, &m.how, &m.rows, kv, 1, &err));
@@ -128,6 +139,7 @@ static void attend_case(struct backend *b, const void *arg, float *out)
     guarded_free(qkv, n);
     guarded_free(bias, (size_t)cols);
     guarded_free(gain, (size_t)(2 * c->dim));
+    guarded_free(values, (size_t)c->dim);
     guarded_free(table, (size_t)(rows * c->dim));
     guarded_free(m.table, (size_t)(SLOTS * m.rows.table_cols));
 }
@@ -234,10 +246,10 @@ static void test_rules(void **state UNUSED)
          .scale = 1.2f,
          .rotary = 96},
         {{3, 1, 20, 33, .dtype = DTYPE_F32}, .scale = 1, .rotary = 2},
-        {{4, 2, 24, 40, .dtype = DTYPE_BF16}, true, true, 1, -1, false},
-        {{4, 2, 24, 40, .dtype = DTYPE_BF16}, true, true, 1.2f, 12, true},
+        {{4, 2, 24, 40, .dtype = DTYPE_BF16}, true, true, 1, -1, false, false, 0},
+        {{4, 2, 24, 40, .dtype = DTYPE_BF16}, true, true, 1.2f, 12, true, false, 0},
         {{5, 2, 128, 20, .dtype = DTYPE_F32}, .scale = 1, .interleaved = true},
-        {{3, 1, 162, 37, .dtype = DTYPE_F32}, true, false, 1, 54, true},
+        {{3, 1, 162, 37, .dtype = DTYPE_F32}, true, false, 1, 54, true, false, 0},
         {{5, 1, 16, 40, .dtype = DTYPE_F32}, .bias = true, .norm = false, .scale = 1.14f},
         {{4, 2, 128, 20, .dtype = DTYPE_F32}, .bias = false, .norm = true, .scale = 1},
         {{3, 3, 20, 33, .dtype = DTYPE_BF16}, .bias = true, .norm = false, .scale = 1},
@@ -245,7 +257,18 @@ static void test_rules(void **state UNUSED)
         {{6, 2, 24, 20, .dtype = DTYPE_F16}, .bias = true, .norm = true, .scale = 1.2f},
         {{1, 1, 2, 3, .dtype = DTYPE_F32}, .bias = true, .norm = true, .scale = 1},
         {{0, 1, 8, 9, .dtype = DTYPE_F32}, .bias = true, .norm = true, .scale = 1},
-        {{0, 0, 8, 5, .dtype = DTYPE_F32}, .bias = true, .norm = true, .scale = 1}};
+        {{0, 0, 8, 5, .dtype = DTYPE_F32}, .bias = true, .norm = true, .scale = 1},
+        {{4, 2, 128, 40, .dtype = DTYPE_BF16}, .norm = true, .scale = 1, .values = true},
+        {{4, 2, 512, 40, .dtype = DTYPE_BF16},
+         .norm = true,
+         .scale = 1,
+         .values = true,
+         .stride = 1024},
+        {{5, 2, 20, 33, .dtype = DTYPE_F32}, .bias = true, .scale = 1, .values = true},
+        {{4, 2, 128, 140, .dtype = DTYPE_BF16, .window = 100}, .scale = 1, .stride = 256},
+        {{4, 2, 128, 140, .dtype = DTYPE_BF16}, .scale = 1, .stride = 8192},
+        {{3, 1, 64, 300, .dtype = DTYPE_F16}, .scale = 1, .stride = 512},
+        {{4, 2, 64, 70, .dtype = DTYPE_F8_E4M3}, .scale = 1, .stride = 256}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++)
         check_attend(&cases[i]);
 }
@@ -296,8 +319,8 @@ static void attended_open(struct attended *a, struct backend *b, const struct at
     const int32_t rows = a->m.rows.count;
     a->cols = (c->heads + 2 * c->kv_heads) * c->dim;
     a->width = c->heads * c->dim;
-    const struct kv_spec spec = {2,       c->kv_heads, c->dim, 0, SLOTS * a->m.rows.table_cols + 1,
-                                 c->dtype};
+    const struct kv_spec spec = {
+        2, c->kv_heads, c->dim, 0, SLOTS * a->m.rows.table_cols + 1, c->dtype, 0};
     a->storage = aligned_bytes(b->ops->kv_bytes(&spec), 0xff);
     a->kv = must(b->ops->kv_open(b, &spec, a->storage));
     a->qkv = generated(33, (size_t)(rows * a->cols));
@@ -474,7 +497,7 @@ static void test_attend_f8(void **state UNUSED)
     const struct rows rows = {1, &slot, &position, &block, 1, true, 0, 0};
     const struct heads heads = {1, 1, DIM, &kv_of, 0};
     const struct attention how = {0.25f, 0, 0, NULL};
-    const struct kv_spec spec = {1, 1, DIM, 0, 1, DTYPE_F8_E4M3};
+    const struct kv_spec spec = {1, 1, DIM, 0, 1, DTYPE_F8_E4M3, 0};
     float table[DIM] = {1, 1, 1, 1, 1, 1, 1, 1};
     for (int i = 0; nth_backend(i); i++) {
         struct backend *b = nth_backend(i);

@@ -180,8 +180,12 @@ static void attend_case(struct backend *b, const void *arg, float *out)
     const struct view qkv = {data, type_of(b, c->qkv), s.rows, s.width},
                       y = {results, type_of(b, c->out), s.rows, s.out};
     const struct cview table = {s.angles, DTYPE_F32, s.rows, rotary};
-    const struct qkv_rules rules = {c->bias ? s.bias : NULL, c->norm ? s.gain : NULL,
-                                    c->norm ? s.gain + c->dim : NULL, 1e-5f, c->interleaved};
+    const struct qkv_rules rules = {c->bias ? s.bias : NULL,
+                                    c->norm ? s.gain : NULL,
+                                    c->norm ? s.gain + c->dim : NULL,
+                                    NULL,
+                                    1e-5f,
+                                    c->interleaved};
     fill(b, &s, kv);
     if (c->by_one) {
         ok(backend_rope_attend(b, y, qkv, &rules, table, &s.heads, &s.how, &s.step, kv, 1, &err));

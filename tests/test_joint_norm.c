@@ -159,6 +159,7 @@ static void test_parts(void **state UNUSED)
 
 struct add_case {
     int32_t rows, cols;
+    bool scaled;
 };
 
 static void add_case(struct backend *b, const void *arg, float *out)
@@ -166,18 +167,21 @@ static void add_case(struct backend *b, const void *arg, float *out)
     const struct add_case *c = arg;
     const size_t n = (size_t)(c->rows * c->cols);
     float *x = generated(33, n), *delta = generated(34, n);
+    const float scale = 0.7f;
     memcpy(out, x, n * sizeof *out);
     ok(backend_add(b, view_f32(out, c->rows, c->cols),
-                   (struct cview){delta, DTYPE_F32, c->rows, c->cols}, &err));
+                   (struct cview){delta, DTYPE_F32, c->rows, c->cols}, c->scaled ? &scale : NULL,
+                   &err));
     for (size_t i = 0; i < n; i++)
-        assert_true(out[i] == x[i] + delta[i]);
+        assert_true(out[i] == (c->scaled ? (x[i] + delta[i]) * scale : x[i] + delta[i]));
     guarded_free(x, n);
     guarded_free(delta, n);
 }
 
 static void test_add(void **state UNUSED)
 {
-    static const struct add_case cases[] = {{1, 1}, {3, 17}, {0, 8}, {1, 768}, {7, 2047}};
+    static const struct add_case cases[] = {{1, 1, true},    {3, 17, false},  {0, 8, true},
+                                            {1, 768, false}, {7, 2047, true}, {7, 2047, false}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++)
         run_case("add", add_case, &cases[i], (size_t)(cases[i].rows * cases[i].cols), 0, 0);
 }
@@ -207,8 +211,8 @@ static void test_refused(void **state UNUSED)
     assert_int_equal(
         backend_joint_scale(ref, view_f32(data, 1, 3 * DIM), cview_of(squares), &good, &h, &err),
         ERR_INTERNAL);
-    assert_int_equal(backend_add(ref, qkv, cview_of(squares), &err), ERR_INTERNAL);
-    assert_int_equal(backend_add(ref, qkv, cview_of(qkv), &err), ERR_INTERNAL);
+    assert_int_equal(backend_add(ref, qkv, cview_of(squares), NULL, &err), ERR_INTERNAL);
+    assert_int_equal(backend_add(ref, qkv, cview_of(qkv), NULL, &err), ERR_INTERNAL);
 }
 
 int main(int argc, char **argv)

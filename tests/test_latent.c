@@ -308,7 +308,7 @@ static void attend_case(struct backend *b, const void *arg, float *out)
     batch_init(&m, arg);
     const size_t words = (size_t)m.rows.count * (size_t)m.cols;
     const struct kv_spec spec = {
-        2, m.c->kv_heads, m.heads.head_dim, m.c->latent, SLOTS * m.rows.table_cols, m.c->dtype};
+        2, m.c->kv_heads, m.heads.head_dim, m.c->latent, SLOTS * m.rows.table_cols, m.c->dtype, 0};
     void *storage = aligned_bytes(b->ops->kv_bytes(&spec), 0xff); /* NaN in every unused place */
     struct kv_cache *kv = must(b->ops->kv_open(b, &spec, storage));
     float *q = generated(61, words);
@@ -396,7 +396,7 @@ static void attend_row(struct backend *b, const struct row_case *c, int32_t late
     const struct qkv_rules rules = {.bias = NULL};
     int32_t slot = 0, at = 0, kv_of[20] = {0}, blocks[BLOCKS];
     const struct heads h = {heads, 1, DIM, kv_of, latent};
-    const struct kv_spec spec = {1, 1, DIM, latent, BLOCKS, c->dtype};
+    const struct kv_spec spec = {1, 1, DIM, latent, BLOCKS, c->dtype, 0};
     const int32_t cols = (heads + (latent > 0 ? 1 : 2)) * DIM;
     float *qkv = guarded((size_t)cols);
     for (int32_t i = 0; i < BLOCKS; i++)

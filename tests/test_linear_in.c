@@ -268,7 +268,7 @@ struct side {
 
 static struct side side_open(const struct shape *c)
 {
-    const struct kv_spec spec = {1, c->kv_heads, c->dim, 0, SLOTS * BLOCKS, c->dtype};
+    const struct kv_spec spec = {1, c->kv_heads, c->dim, 0, SLOTS * BLOCKS, c->dtype, 0};
     void *storage = aligned_bytes(device->ops->kv_bytes(&spec), 0xff);
     return (struct side){must(device->ops->kv_open(device, &spec, storage)), storage};
 }
@@ -284,8 +284,9 @@ static void rotate(const struct shape *c, const struct step *m, struct side *s, 
     const size_t cols = (size_t)qkv.cols, n = (size_t)m->rows.count * (size_t)c->rotary;
     float *bias = generated(35, cols), *gain = generated(36, (size_t)(2 * c->dim));
     float *turns = generated(37, n);
-    const struct qkv_rules rules = {c->bias ? bias : NULL, c->norm ? gain : NULL,
-                                    c->norm ? gain + c->dim : NULL, 1e-5f, c->interleaved};
+    const struct qkv_rules rules = {
+        c->bias ? bias : NULL, c->norm ? gain : NULL, c->norm ? gain + c->dim : NULL, NULL, 1e-5f,
+        c->interleaved};
     const struct view table = view_f32(turns, m->rows.count, c->rotary);
     ok(backend_rope_kv(device, qkv, &rules, cview_of(table), &m->heads, &m->rows, s->kv, 0, &err));
     guarded_free(bias, cols);

@@ -18,6 +18,8 @@ struct rope_case {
     bool sink, bias, norm, interleaved, run; /* run: the rows are of one slot, one behind another */
     int32_t rotary;                          /* 0: whole heads */
     int32_t saved;                           /* launches, on a device */
+    bool values;                             /* norms of them */
+    int32_t stride;                          /* bytes between blocks of all layers; 0: no stride */
 };
 
 static const int32_t starts[] = {0, 1, -1, 15, 16, 17, -2};
@@ -43,6 +45,13 @@ static size_t row_cols(const struct rope_case *c)
     return (size_t)((c->heads + 2 * c->kv_heads) * c->dim);
 }
 
+/* Of both layers, in any backend. */
+static size_t block_bytes(const struct kv_spec *s)
+{
+    const size_t lines = (size_t)(s->head_dim + 15) / 16 * 16 * BACKEND_BLOCK_TOKENS;
+    return 4 * (size_t)s->heads * lines * dtype_size(s->dtype);
+}
+
 static void scene_open(struct scene *s, const struct rope_case *c)
 {
     int32_t most = 0;
@@ -65,7 +74,9 @@ static void scene_open(struct scene *s, const struct rope_case *c)
     s->bias = generated(53, row_cols(c));
     s->gain = generated(54, (size_t)(2 * c->dim));
     s->sinks = generated(55, HEADS_MAX);
-    s->spec = (struct kv_spec){2, c->kv_heads, c->dim, 0, s->slots * s->cols, c->kv};
+    s->spec = (struct kv_spec){2, c->kv_heads, c->dim, 0, s->slots * s->cols, c->kv, 0};
+    if (c->stride > 0)
+        s->spec.stride = block_bytes(&s->spec) + (size_t)c->stride;
     s->step = (struct rows){s->rows, s->slot, s->position, s->table, s->cols, !c->run, 0, 0};
     s->heads = (struct heads){c->heads, c->kv_heads, c->dim, s->kv_of, 0};
 }
@@ -141,8 +152,12 @@ static struct taken run(struct backend *b, const struct scene *s, bool together,
     const struct view qkv = {data, c->qkv, s->rows, (int32_t)row_cols(c)};
     const struct view y = view_f32(out, s->rows, c->heads * c->dim);
     const struct cview table = {s->angles, DTYPE_F32, s->rows, c->rotary > 0 ? c->rotary : c->dim};
-    const struct qkv_rules rules = {c->bias ? s->bias : NULL, c->norm ? s->gain : NULL,
-                                    c->norm ? s->gain + c->dim : NULL, 1e-5f, c->interleaved};
+    const struct qkv_rules rules = {c->bias ? s->bias : NULL,
+                                    c->norm ? s->gain : NULL,
+                                    c->norm ? s->gain + c->dim : NULL,
+                                    c->values ? s->gain + c->dim / 2 : NULL,
+                                    1e-5f,
+                                    c->interleaved};
     const struct attention how = {0.37f, c->softcap, c->window, c->sink ? s->sinks : NULL};
     fill(b, s, kv);
     const struct emulated_calls before = calls(b);
@@ -245,7 +260,9 @@ static void test_rules(void **state UNUSED)
         {24, 2, 256, F8, BF16, many_rows, .bias = true, .saved = 1},
         {24, 2, 128, BF16, F32, some_long, .saved = 1},
         {24, 2, 64, F8, BF16, some_long, .interleaved = true, .saved = 1},
-        {20, 24, 128, BF16, F32, some_long, .saved = 1}};
+        {20, 24, 128, BF16, F32, some_long, .saved = 1},
+        {4, 2, 128, BF16, F32, middles, .stride = 4096, .saved = 1},
+        {4, 2, 64, F8, BF16, longs, .stride = 256, .saved = 1}};
     compare_all(cases, ARRAY_LEN(cases));
 }
 
@@ -259,6 +276,10 @@ static void test_two_launches(void **state UNUSED)
         {4, 2, 64, F32, F32, middles, .saved = 0},
         {4, 1, 128, BF16, F32, starts, .norm = true},
         {4, 1, 128, BF16, F32, starts, .rotary = 64},
+        {4, 2, 128, BF16, F32, starts, .values = true},
+        {4, 2, 64, F8, BF16, prompt, .run = true, .norm = true, .values = true},
+        {4, 2, 128, BF16, BF16, prompt, .run = true, .values = true, .bias = true},
+        {4, 1, 512, BF16, F32, starts, .norm = true, .values = true, .stride = 4096},
         {0, 2, 128, BF16, F32, starts, .saved = 0},
         {4, 1, 128, BF16, F32, prompt, .run = true},
         {4, 2, 64, F8, BF16, prompt, 9, .run = true, .bias = true}};

@@ -74,12 +74,15 @@ static void store_row(const struct job *j, const float *k, const float *v, int32
 static void apply_rules(const struct job *j, float *row)
 {
     const struct qkv_rules *r = j->rules;
-    const int32_t dim = j->heads->head_dim, normed = j->heads->heads + j->heads->kv_heads;
+    const int32_t dim = j->heads->head_dim, keys = j->heads->heads;
+    const int32_t values = keys + j->heads->kv_heads, sides = j->heads->latent > 0 ? 1 : 2;
     if (r->bias != NULL)
         j->isa->add(row, r->bias, j->cols);
-    for (int32_t h = 0; r->q_norm != NULL && h < normed; h++) {
+    for (int32_t h = 0; h < keys + sides * j->heads->kv_heads; h++) {
         float *x = row + (size_t)h * (size_t)dim;
-        const float *gain = h < j->heads->heads ? r->q_norm : r->k_norm;
+        const float *gain = h < keys ? r->q_norm : h < values ? r->k_norm : r->v_norm;
+        if (gain == NULL)
+            continue;
         const float mean = j->isa->sum_squares(x, dim) / (float)dim;
         j->isa->norm(x, x, gain, 1.0f / sqrtf(mean + r->eps), dim);
     }

@@ -216,6 +216,8 @@ size_t layout_kv_values(const struct kv_spec *spec)
 
 size_t layout_kv_bytes(const struct kv_spec *spec)
 {
+    if (spec->stride > 0)
+        return (size_t)spec->blocks * spec->stride;
     return (size_t)spec->layers * (size_t)spec->blocks * (size_t)spec->heads * kv_block_bytes(spec);
 }
 
@@ -236,6 +238,9 @@ unsigned char *layout_kv_block(const struct kv_cache *kv, int32_t layer, int32_t
                                int32_t head)
 {
     const struct kv_spec *s = &kv->spec;
-    size_t index = ((size_t)layer * (size_t)s->blocks + (size_t)block) * (size_t)s->heads;
-    return kv->storage + (index + (size_t)head) * kv_block_bytes(s);
+    const size_t of_layer = (size_t)s->heads * kv_block_bytes(s); /* in a block */
+    const size_t at = s->stride > 0
+                          ? (size_t)layer * of_layer + (size_t)block * s->stride
+                          : ((size_t)layer * (size_t)s->blocks + (size_t)block) * of_layer;
+    return kv->storage + at + (size_t)head * kv_block_bytes(s);
 }

@@ -105,6 +105,7 @@ struct split_norm_job {
     const struct cpu_isa *isa;
     float *y, *sums, *sum; /* of square_sum: sum += delta when that is not NULL */
     const float *x, *delta, *gain, *sums_in;
+    const float *scale; /* of an addition; NULL: none */
     float eps;
     int32_t cols, width;
     struct pieces pieces;
@@ -146,15 +147,19 @@ static void add_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
 {
     const struct split_norm_job *j = arg;
     (void)worker;
-    for (int64_t t = begin; t < end; t++)
-        j->isa->add(j->sum + (size_t)t * (size_t)j->cols, j->delta + (size_t)t * (size_t)j->cols,
-                    j->cols);
+    for (int64_t t = begin; t < end; t++) {
+        float *sum = j->sum + (size_t)t * (size_t)j->cols;
+        j->isa->add(sum, j->delta + (size_t)t * (size_t)j->cols, j->cols);
+        for (int32_t i = 0; j->scale != NULL && i < j->cols; i++)
+            sum[i] *= *j->scale;
+    }
 }
 
-void rowops_add(struct backend *b, struct view x, struct cview delta)
+void rowops_add(struct backend *b, struct view x, struct cview delta, const float *scale)
 {
     struct cpu_backend *c = cpu_of(b);
-    struct split_norm_job j = {.isa = c->isa, .sum = x.data, .delta = delta.data, .cols = x.cols};
+    struct split_norm_job j = {
+        .isa = c->isa, .sum = x.data, .delta = delta.data, .scale = scale, .cols = x.cols};
     pool_run(c->pool, x.rows, grain(x.cols), add_rows, &j);
 }
 

@@ -483,7 +483,7 @@ static bool is_one_launch(struct cview qkv, const struct qkv_rules *rules, struc
 {
     const uintptr_t bits = (uintptr_t)qkv.data | (uintptr_t)table.data | (uintptr_t)rules->bias;
     return rows->apart && h->heads > 0 && h->latent == 0 && rules->q_norm == nullptr &&
-           table.cols == h->head_dim && bits % 16 == 0 &&
+           rules->v_norm == nullptr && table.cols == h->head_dim && bits % 16 == 0 &&
            attend_decode_turns(h->head_dim, spec->dtype);
 }
 

@@ -88,7 +88,7 @@ DEVICE struct copying<P> copying_of(const struct attend_args &a, const typename 
     c.key = thread / P::CHUNKS;
     c.from = (const unsigned char *)(from + c.key * P::DIM + chunk * P::VEC);
     c.to = place<P::KEYS>(c.key, chunk *P::VEC / PIECE);
-    c.apart = 2 * (uint32_t)a.kv.heads;
+    c.apart = (uint32_t)(a.kv.step / (BLOCK * P::DIM));
     c.seen = attend_first(&a, s.run->least) / BLOCK * BLOCK;
     c.most = (uint32_t)(s.run->last - c.seen);
     return c;
@@ -423,7 +423,8 @@ static bool is_hopper(const struct cuda_backend *c)
 bool attend_wgmma_run(struct cuda_backend *c, const struct attend_args *a, enum dtype dtype,
                       const void *cache)
 {
-    if (!is_hopper(c))
+    const bool whole = a->kv.step % (BACKEND_BLOCK_TOKENS * a->kv.dim) == 0; /* units */
+    if (!is_hopper(c) || !whole)
         return false;
     if (dtype == DTYPE_BF16)
         return launch_dim<bf16>(c, a, cache);

@@ -241,7 +241,7 @@ void rowops_square_sum(struct backend *b, float *sums, struct view x, struct cvi
                        struct pieces pieces);
 void rowops_rms_scale(struct backend *b, struct view y, struct cview x, const float *sums,
                       int32_t width, const float *gain, float eps);
-void rowops_add(struct backend *b, struct view x, struct cview delta);
+void rowops_add(struct backend *b, struct view x, struct cview delta, const float *scale);
 void rowops_joint_squares(struct backend *b, struct view squares, struct cview qkv,
                           const struct joint_norm *n, const struct heads *h);
 void rowops_joint_scale(struct backend *b, struct view qkv, struct cview squares,

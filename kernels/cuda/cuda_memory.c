@@ -271,6 +271,8 @@ size_t cuda_memory_weight_bytes(const struct weight_spec *spec)
 size_t cuda_memory_kv_bytes(const struct kv_spec *s)
 {
     const size_t sides = s->latent > 0 ? 1 : 2;
+    if (s->stride > 0)
+        return (size_t)s->blocks * s->stride;
     return base_align((size_t)s->layers * (size_t)s->blocks * (size_t)s->heads * sides *
                           BACKEND_BLOCK_TOKENS * (size_t)s->head_dim * dtype_size(s->dtype),
                       STORAGE_ALIGN);

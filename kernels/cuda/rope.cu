@@ -127,7 +127,7 @@ template <typename E> __global__ void rope_kv_kernel(struct rope_args a, E *cach
              (a.kv.latent > 0 ? kv_latent_index(&a.kv, block, kv_head)
                               : kv_index(&a.kv, block, kv_head, is_value));
     }
-    const float *gain = is_value ? nullptr : is_key ? a.rules.k_norm : a.rules.q_norm;
+    const float *gain = is_value ? a.rules.v_norm : is_key ? a.rules.k_norm : a.rules.q_norm;
     const float *bias = a.rules.bias != nullptr ? a.rules.bias + head * dim : nullptr;
     const float scale = gain != nullptr ? norm_of(&a, x, bias) : 1;
     for (int32_t i = (int32_t)threadIdx.x; i < dim / 2; i += (int32_t)blockDim.x) {
@@ -139,7 +139,7 @@ template <typename E> __global__ void rope_kv_kernel(struct rope_args a, E *cach
         }
         if (!is_value && i < turning)
             rope_turn(low, high, c[i], s[i]);
-        if (!is_value || bias != nullptr) {
+        if (!is_value || bias != nullptr || gain != nullptr) {
             put_element(a.qkv, x + p.low, low);
             put_element(a.qkv, x + p.high, high);
         }
@@ -255,11 +255,11 @@ __global__ void __launch_bounds__(MANY_THREADS) rope_fours_kernel(struct rope_ar
     }
     if (slot < 0) /* so for the whole block */
         return;
-    const float *gain = is_value ? nullptr : is_key ? a.rules.k_norm : a.rules.q_norm;
+    const float *gain = is_value ? a.rules.v_norm : is_key ? a.rules.k_norm : a.rules.q_norm;
     const float *bias = a.rules.bias != nullptr ? a.rules.bias + head * dim : nullptr;
     if (bias != nullptr)
         add_bias<INTERLEAVED>(x, at, bias);
-    if (a.rules.q_norm != nullptr) {
+    if (a.rules.q_norm != nullptr || a.rules.v_norm != nullptr) {
         const float sum = squares(x, lanes);
         if (gain != nullptr)
             normalize<INTERLEAVED>(x, at, gain, sum, a);
@@ -269,7 +269,7 @@ __global__ void __launch_bounds__(MANY_THREADS) rope_fours_kernel(struct rope_ar
     if (nth / lanes >= heads)
         return;
     x = in_memory<INTERLEAVED>(x);
-    if (!is_value || bias != nullptr) {
+    if (!is_value || bias != nullptr || gain != nullptr) {
         put_elements(a.qkv, row + at.low, x.low);
         put_elements(a.qkv, row + at.high, x.high);
     }
@@ -402,7 +402,7 @@ DEVICE void take_head(const struct rope_args &a, E *cache, const struct turning 
 {
     const int32_t dim = a.kv.dim;
     const bool is_value = head >= a.heads + a.kv.heads, is_key = head >= a.heads && !is_value;
-    const float *gain = is_value ? nullptr : is_key ? a.rules.k_norm : a.rules.q_norm;
+    const float *gain = is_value ? a.rules.v_norm : is_key ? a.rules.k_norm : a.rules.q_norm;
     const float *bias = a.rules.bias != nullptr ? a.rules.bias + head * dim : nullptr;
     struct pairs x[2];
     float sum = 0;
@@ -411,7 +411,7 @@ DEVICE void take_head(const struct rope_args &a, E *cache, const struct turning 
     for (int h = 0; h < 2; h++) {
         if (bias != nullptr)
             add_bias<INTERLEAVED>(x[h], fours_at(t.i + FOUR * h, a.rotary, dim, INTERLEAVED), bias);
-        if (a.rules.q_norm != nullptr)
+        if (a.rules.q_norm != nullptr || a.rules.v_norm != nullptr)
             sum += squares(x[h], dim / (2 * EIGHT)); /* as if lanes next to each other had these */
     }
 #pragma unroll
@@ -425,7 +425,7 @@ DEVICE void take_head(const struct rope_args &a, E *cache, const struct turning 
     const struct pair at = eights_at(a, t.i);
     eight low, high;
     repack<INTERLEAVED>(low, high, x);
-    if (there && (!is_value || bias != nullptr)) {
+    if (there && (!is_value || bias != nullptr || gain != nullptr)) {
         put_eight(at_head + at.low, low);
         put_eight(at_head + at.high, high);
     }
@@ -504,10 +504,11 @@ static bool are_fours(const struct rope_args &a)
 {
     const int32_t dim = a.kv.dim, lanes = dim / (2 * FOUR);
     const uintptr_t bits = (uintptr_t)a.qkv.data | (uintptr_t)a.table | (uintptr_t)a.rules.bias |
-                           (uintptr_t)a.rules.q_norm | (uintptr_t)a.rules.k_norm;
+                           (uintptr_t)a.rules.q_norm | (uintptr_t)a.rules.k_norm |
+                           (uintptr_t)a.rules.v_norm;
     const bool is_shared = lanes <= WARP && (lanes & (lanes - 1)) == 0;
     return dim % (2 * FOUR) == 0 && a.rotary % (2 * FOUR) == 0 && bits % sizeof(four) == 0 &&
-           (is_shared || a.rules.q_norm == nullptr);
+           (is_shared || (a.rules.q_norm == nullptr && a.rules.v_norm == nullptr));
 }
 
 template <typename E>

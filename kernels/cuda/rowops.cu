@@ -598,21 +598,21 @@ void rowops_joint_scale(struct backend *b, struct view qkv, struct cview squares
 
 /* ---- element-wise ---- */
 
-__global__ void add_kernel(float *x, const float *delta, int64_t n)
+__global__ void add_kernel(float *x, const float *delta, const float *scale, int64_t n)
 {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     launch_release();
     launch_wait();
     if (i < n)
-        x[i] += delta[i];
+        x[i] = (x[i] + delta[i]) * (scale != nullptr ? *scale : 1);
 }
 
-void rowops_add(struct backend *b, struct view x, struct cview delta)
+void rowops_add(struct backend *b, struct view x, struct cview delta, const float *scale)
 {
     const int64_t n = (int64_t)x.rows * x.cols;
     if (n > 0)
         LAUNCH_AHEAD(cuda_of(b), add_kernel, blocks_for((size_t)n, THREADS), THREADS, 0,
-                     (float *)x.data, (const float *)delta.data, n);
+                     (float *)x.data, (const float *)delta.data, scale, n);
 }
 
 __global__ void scale_kernel(float *y, const float *x, float by, int64_t n)

@@ -270,12 +270,16 @@ static void rms_scale(struct backend *b, struct view y, struct cview x, const fl
     }
 }
 
-static void add(struct backend *b, struct view x, struct cview delta)
+static void add(struct backend *b, struct view x, struct cview delta, const float *scale)
 {
     (void)b;
-    for (int32_t t = 0; t < x.rows; t++)
-        for (int32_t i = 0; i < x.cols; i++)
+    for (int32_t t = 0; t < x.rows; t++) {
+        for (int32_t i = 0; i < x.cols; i++) {
             *ref_cell(x, t, i) += ref_at(delta, t, i);
+            if (scale != NULL)
+                *ref_cell(x, t, i) *= *scale;
+        }
+    }
 }
 
 static double activate(double g, double up, enum activation act)

@@ -1,5 +1,6 @@
 /* DESIGN: what is between the products of a layer that attends. The cache is [layer][block][head]
- * [k, v][16][head_dim], of latents without [k, v]; kv_index alone knows that. */
+ * [k, v][16][head_dim], of latents without [k, v], and with a stride [block][layer]...; kv_index
+ * alone knows that. */
 #include "kernels/ref/ref.h"
 #include "kernels/ref/ref_math.h"
 
@@ -10,6 +11,8 @@
 size_t ref_kv_bytes(const struct kv_spec *s)
 {
     const size_t sides = s->latent > 0 ? 1 : 2;
+    if (s->stride > 0)
+        return (size_t)s->blocks * s->stride;
     return base_align((size_t)s->layers * (size_t)s->blocks * (size_t)s->heads * sides *
                           BACKEND_BLOCK_TOKENS * (size_t)s->head_dim * dtype_size(s->dtype),
                       64);
@@ -37,11 +40,15 @@ static size_t kv_index(const struct kv_cache *kv, int32_t layer, const struct ro
     const struct kv_spec *s = &kv->spec;
     size_t entry = (size_t)rows->slot[t] * (size_t)rows->table_cols;
     size_t block = (size_t)rows->table[entry + (size_t)(position / BACKEND_BLOCK_TOKENS)];
-    size_t index = ((size_t)layer * (size_t)s->blocks + block) * (size_t)s->heads + (size_t)head;
+    const size_t before = s->stride > 0 ? 0 : block; /* of the layer's blocks */
+    size_t index =
+        ((size_t)layer * (s->stride > 0 ? 1 : (size_t)s->blocks) + before) * (size_t)s->heads +
+        (size_t)head;
     index = s->latent > 0 ? index : index * 2 + side;
     index = index * BACKEND_BLOCK_TOKENS + (size_t)(position % BACKEND_BLOCK_TOKENS);
     const int32_t skipped = s->latent > 0 && side == VALUE ? s->head_dim - s->latent : 0;
-    return index * (size_t)s->head_dim + (size_t)skipped;
+    return block * (s->stride / dtype_size(s->dtype)) + index * (size_t)s->head_dim +
+           (size_t)skipped;
 }
 
 void ref_latent(struct backend *b, struct view query, struct view qkv, struct cview a,
@@ -142,6 +149,9 @@ static void apply(const struct qkv_rules *r, float *row, const struct heads *h)
         row[i] += r->bias[i];
     for (int32_t i = 0; r->q_norm != NULL && i < h->heads + h->kv_heads; i++)
         ref_norm(row + i * dim, row + i * dim, i < h->heads ? r->q_norm : r->k_norm, r->eps, dim);
+    row += (h->heads + h->kv_heads) * dim;
+    for (int32_t i = 0; r->v_norm != NULL && i < h->kv_heads; i++)
+        ref_norm(row + i * dim, row + i * dim, r->v_norm, r->eps, dim);
 }
 
 void ref_rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *rules,

@@ -142,7 +142,7 @@ static void attention(int32_t slots, int32_t rows, int32_t keys, enum dtype dtyp
     enum { H = 32, K = 8, E = 128 };
     const int32_t cols = (keys + BACKEND_BLOCK_TOKENS - 1) / BACKEND_BLOCK_TOKENS;
     const int32_t count = slots * rows;
-    const struct kv_spec spec = {1, K, E, 0, slots * cols, dtype};
+    const struct kv_spec spec = {1, K, E, 0, slots * cols, dtype, 0};
     char what[64];
     (void)snprintf(what, sizeof what, "attend %d x %d rows, %d keys, %s", slots, rows, keys,
                    dtype_name(dtype));

@@ -408,7 +408,7 @@ static void attention(int32_t slots, int32_t rows, int32_t keys, int32_t dim)
     }
     for (int32_t h = 0; h < 32; h++)
         kv_of[h] = h / 4;
-    struct kv_spec spec = {1, 8, dim, 0, slots * cols, DTYPE_BF16};
+    struct kv_spec spec = {1, 8, dim, 0, slots * cols, DTYPE_BF16, 0};
     void *storage = buffer(backend->ops->kv_bytes(&spec), 9);
     struct attending a = {
         .heads = {.heads = 32, .kv_heads = 8, .head_dim = dim, .kv_of = kv_of},
