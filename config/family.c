@@ -25,6 +25,11 @@
     .post_norms = POST_NORMS_GEMMA, .theta = 1e6, .window = 4096, .period = 6, .local_theta = 1e4, \
     .query_scalar = 256
 
+#define GEMMA4                                                                                     \
+    .vocab = 262144, .heads = 8, .reaches = true, .kv_heads = 4, .head_dim = 256, .tied = true,    \
+    .head_norm = true, .gemma = true, .post_norms = POST_NORMS_GEMMA, .theta = 1e6, .period = 6,   \
+    .local_theta = 1e4, .global_dim = 512
+
 #define GLM                                                                                        \
     .vocab = 151552, .heads = 32, .max_position = 131072, .kv_heads = 2, .head_dim = 128,          \
     .norm_eps = 0.00000015625, .fused_gate_up = true, .qkv_bias = true,                            \
@@ -387,6 +392,13 @@ static const struct family families[] = {
      .final_softcap = 30},
     {.model_type = "gemma3_text", GEMMA3},
     {.model_type = "gemma3", .inner = "gemma3_text", GEMMA3},
+    {.model_type = "gemma4_text", GEMMA4, .max_position = 131072, .window = 512},
+    {.model_type = "gemma4", .inner = "gemma4_text", GEMMA4, .max_position = 131072, .window = 512},
+    {.model_type = "gemma4_unified",
+     .inner = "gemma4_unified_text",
+     GEMMA4,
+     .max_position = 262144,
+     .window = 1024},
 };
 
 const struct family *family_find(const char *model_type, int *distance)

@@ -122,12 +122,17 @@ static void read_kind(struct reader *r, const struct family *f, const struct jdo
     } else if (strcmp(kind, "yarn") == 0) {
         rope->kind = ROPE_YARN;
         read_yarn(r, f, outer, m, rope);
+    } else if (strcmp(kind, "proportional") == 0 && f->global_dim > 0) {
+        rope->kind = ROPE_PROPORTIONAL;
+        rope->factor = reader_number(r, "factor", 1e-6, 1e6, 1);
+        rope->part = reader_number(r, "partial_rotary_factor", 0, 1, 1);
     } else if (strcmp(kind, "linear") == 0) {
         rope->kind = ROPE_LINEAR;
         rope->factor = reader_number(r, "factor", 1, 1e6, NAN);
     } else {
         reader_fail(r, jdoc_get(r->object, "rope_type") ? "rope_type" : "type",
-                    "default, linear, llama3, longrope or yarn");
+                    f->global_dim > 0 ? "default, linear, llama3, proportional or yarn"
+                                      : "default, linear, llama3, longrope or yarn");
     }
 }
 
@@ -161,6 +166,12 @@ static void read_growth(struct reader *r, const struct family *f, const struct j
     rope->original_max_position = original_length(r, f, own ? r->object : outer, 1, known);
 }
 
+static bool is_proportional(struct reader *r, const struct family *f)
+{
+    const struct jdoc *kind = f->global_dim > 0 ? jdoc_get_value(r->object, "rope_type") : NULL;
+    return kind && jdoc_type(kind) == JDOC_STRING && strcmp(jdoc_string(kind), "proportional") == 0;
+}
+
 /* The members of one rotation; what they leave out stays. */
 static void read_rotation(struct reader *r, const struct family *f, const struct jdoc *object,
                           const char *key, struct model_config *m, struct rope_config *rope)
@@ -172,7 +183,10 @@ static void read_rotation(struct reader *r, const struct family *f, const struct
     }
     r->object = object;
     rope->theta = reader_number(r, "rope_theta", 1, 1e12, rope->theta);
-    read_partial(r, f, m);
+    if (f->global_dim > 0) /* the default of one is no default of what is said */
+        rope->kind = ROPE_DEFAULT;
+    if (!is_proportional(r, f)) /* which reads the part itself */
+        read_partial(r, f, m);
     read_kind(r, f, outer, m, rope);
     if (f->query_beta)
         read_growth(r, f, outer, rope);
@@ -248,6 +262,11 @@ static void read_rope(struct reader *r, const struct family *f, struct model_con
     if (f->rotary_key)
         m->rotary_dim = reader_int(r, "rotary_dim", 2, m->head_dim, m->head_dim);
     read_partial(r, f, m);
+    if (f->global_dim > 0) { /* where nothing is said of it */
+        m->rope.kind = ROPE_PROPORTIONAL;
+        m->rope.factor = 1;
+        m->rope.part = 0.25;
+    }
     read_rotations(r, f, m);
     const enum rope_kind kind = m->rope.kind;
     if (r->st == OK && !f->reaches && (kind == ROPE_YARN || kind == ROPE_LINEAR))
@@ -318,6 +337,9 @@ static void read_window(struct reader *r, const struct family *f, struct model_c
         m->window = 0;
     if (m->window == 0)
         memset(m->slides, 0, sizeof m->slides);
+    const int32_t last = m->layers - 1;
+    if (f->global_dim > 0) /* transformers: whatever is said of it */
+        m->slides[last / 32] &= ~(1u << last % 32);
     for (int32_t i = 0; i < m->layers && f->window_turns && !none; i++)
         if (!model_config_slides(m, i))
             reader_set_layer(m->no_rope, i);
@@ -331,6 +353,18 @@ static float read_cap(struct reader *r, const char *key, double fallback)
     return (float)reader_number(r, key, 1e-3, 1e3, reader_is_null(r, key) ? 0 : fallback);
 }
 
+/* Some that were trained anew see what follows. Gemma 4's see so within pictures, which are not
+ * taken here. */
+static void expect_one_direction(struct reader *r, const struct family *f)
+{
+    static const char key[] = "use_bidirectional_attention";
+    const struct jdoc *v = jdoc_get_value(r->object, key);
+    const bool pictures = f->global_dim > 0 && v && jdoc_type(v) == JDOC_STRING &&
+                          strcmp(jdoc_string(v), "vision") == 0;
+    if (!pictures && reader_bool(r, key, false))
+        reader_fail(r, key, "false (a model that generates)");
+}
+
 static void read_scores(struct reader *r, const struct family *f, struct model_config *m)
 {
     m->attention_scale = 1.0f / sqrtf((float)model_config_query_dim(m));
@@ -340,6 +374,8 @@ static void read_scores(struct reader *r, const struct family *f, struct model_c
     if (f->query_scalar > 0)
         m->attention_scale =
             (float)pow(reader_number(r, "query_pre_attn_scalar", 1e-3, 1e6, f->query_scalar), -0.5);
+    if (f->global_dim > 0)
+        m->attention_scale = 1;
     if (f->multipliers)
         m->attention_scale = (float)reader_number(r, "attention_multiplier", 1e-6, 1e6, 1);
     if (f->attention_softcap > 0)
@@ -350,8 +386,7 @@ static void read_scores(struct reader *r, const struct family *f, struct model_c
         reader_fail(r, "clip_qkv", "null (not supported)");
     if (f->gemma && f->post_norms != POST_NORMS_NONE)
         m->final_softcap = read_cap(r, "final_logit_softcapping", f->final_softcap);
-    if (reader_bool(r, "use_bidirectional_attention", false))
-        reader_fail(r, "use_bidirectional_attention", "false (a model that generates)");
+    expect_one_direction(r, f);
 }
 
 void model_attention_read(struct reader *r, const struct family *f, struct model_config *m)

@@ -6,6 +6,7 @@
 #include "config/file.h"
 #include "config/lora_config.h"
 #include "config/model_attention.h"
+#include "config/model_global.h"
 #include "config/model_mixture.h"
 #include "config/model_quant.h"
 #include "config/model_recurrent.h"
@@ -142,7 +143,8 @@ static const struct family *read_family(struct reader *r, struct model_config *m
     m->interleaved = f->interleaved;
     m->tied = f->tied;
     m->gelu = f->gemma;
-    m->norm_offset = f->gemma || f->norm_offset;
+    m->norm_offset = (f->gemma && f->global_dim == 0) || f->norm_offset;
+    m->value_norm = m->layer_scale = f->global_dim > 0;
     m->post_norms = f->post_norms;
     return f;
 }
@@ -280,6 +282,8 @@ static void read_model(struct reader *r, const struct family *f, struct model_co
         read_multipliers(r, m);
     if (r->st == OK)
         model_attention_read(r, f, m);
+    if (r->st == OK)
+        model_global_read(r, f, m);
     if (r->st == OK)
         model_recurrent_read(r, f, m);
     read_biases(r, f, m);

@@ -8,7 +8,7 @@
 
 #include <math.h>
 
-enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN, ROPE_LONG };
+enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN, ROPE_LONG, ROPE_PROPORTIONAL };
 #define ROPE_PAIRS_MAX 256
 
 /* As transformers' modeling_rope_utils has them. */
@@ -29,6 +29,15 @@ struct rope_config {
     /* LONG (arXiv 2402.13753): by how much each pair is slowed, in contexts of up to the original
      * length and in longer ones. */
     float short_factor[ROPE_PAIRS_MAX], long_factor[ROPE_PAIRS_MAX];
+    double part; /* PROPORTIONAL: only this part of the pairs turns, the first ones, by the same
+                    frequencies as if all did */
+};
+
+/* How layers of a kind attend. */
+struct head_shape {
+    int32_t kv_heads;   /* Hkv, divides Hq */
+    int32_t head_dim;   /* dh, even */
+    int32_t rotary_dim; /* even; so many elements of a head turn, the first ones */
 };
 
 /* The linears inside the layers (flow_weight: and others) as codes of F8_E4M3, I8, I4 or U4: each
@@ -185,8 +194,12 @@ struct model_config {
     int32_t window; /* 0: no layer slides */
     uint32_t slides[MODEL_LAYERS_MAX / 32];
     uint32_t no_rope[MODEL_LAYERS_MAX / 32];
-    float attention_scale;   /* of the products of queries and keys */
-    float attention_softcap; /* of these; 0: none */
+    struct head_shape global; /* heads of layers that do not slide; head_dim 0: as of the others */
+    bool keys_as_values;      /* there, values are what keys are made of, too */
+    bool value_norm;          /* an RMS norm of each value, without gains */
+    bool layer_scale;         /* the residual stream is multiplied at a layer's end */
+    float attention_scale;    /* of the products of queries and keys */
+    float attention_softcap;  /* of these; 0: none */
     struct rope_config rope, local_rope;
 
     int32_t bos;                /* -1: none */
@@ -227,6 +240,28 @@ static inline int32_t model_config_recurring(const struct model_config *m)
     int32_t n = 0;
     for (int32_t i = 0; i < m->layers; i++)
         n += model_config_recurs(m, i);
+    return n;
+}
+/* Kinds of layers that attend, by their heads; and which of them a layer is of. */
+#define MODEL_KINDS 2
+static inline int32_t model_config_kinds(const struct model_config *m)
+{
+    return m->global.head_dim > 0 ? MODEL_KINDS : 1;
+}
+static inline int32_t model_config_kind(const struct model_config *m, int32_t layer)
+{
+    return m->global.head_dim > 0 && !model_config_slides(m, layer);
+}
+static inline struct head_shape model_config_shape(const struct model_config *m, int32_t kind)
+{
+    return kind > 0 ? m->global : (struct head_shape){m->kv_heads, m->head_dim, m->rotary_dim};
+}
+/* How many layers of a kind attend. */
+static inline int32_t model_config_attending(const struct model_config *m, int32_t kind)
+{
+    int32_t n = 0;
+    for (int32_t i = 0; i < m->layers; i++)
+        n += !model_config_recurs(m, i) && model_config_kind(m, i) == kind;
     return n;
 }
 /* Elements of a head's query and of its value. */

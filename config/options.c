@@ -287,6 +287,8 @@ const struct options_row options_rows[] = {
     {"kept-states", NULL, COMMAND_RANK, INT32, AT(kept_states), 0, 0x7fffffff, "0", NULL,
      "internal"},
     {"kv-layers", NULL, COMMAND_RANK, INT32, AT(kv_layers), 0, 0x7fffffff, "0", NULL, "internal"},
+    {"kv-keep-layers", NULL, COMMAND_RANK, INT32, AT(kv_keep_layers), 0, 0x7fffffff, "0", NULL,
+     "internal"},
     {"cpu-list", NULL, COMMAND_RANK, STRING, AT(cpu_list), 0, 0, NULL, NULL, "internal"},
     {"left-out", NULL, COMMAND_RANK, INT32, AT(left_out), 0, 0x7fffffff, "0", NULL, "internal"},
     {"remote", NULL, COMMAND_RANK, FLAG, AT(remote), 0, 0, NULL, NULL, "internal"},

@@ -102,7 +102,7 @@ struct options {
     /* COMMAND_RANK only */
     const char *plan_hash;     /* of the front end's plan, 16 hex digits */
     const char *weights_stamp; /* of the files that it opened, likewise; NULL: any will do */
-    int32_t rank, parent_pid, kv_blocks, kv_layers, kept_states;
+    int32_t rank, parent_pid, kv_blocks, kv_layers, kv_keep_layers, kept_states;
     const char *cpu_list; /* processors that ranks may be bound to; NULL: all */
     int32_t left_out; /* of packed weights (struct quant_config), as the front end's files say */
     int64_t comm_bytes;

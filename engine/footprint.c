@@ -33,16 +33,29 @@ enum status footprint_available(const char *meminfo, size_t *out, struct err *er
     return OK;
 }
 
-struct kv_spec footprint_kv(const struct footprint *f, const struct model_config *m,
-                            const struct flow *flow, int32_t rank)
+/* Of so many layers and blocks, without a stride. */
+static struct kv_spec plain_kv(const struct footprint *f, const struct model_config *m,
+                               const struct flow *flow, int32_t rank, int32_t kind)
 {
-    const int32_t heads = (int32_t)span_len(layout_kv_heads(m, flow, rank));
-    return (struct kv_spec){.layers = f->limits.groups.layers,
+    const int32_t heads = (int32_t)span_len(layout_kv_heads(m, flow, rank, kind));
+    return (struct kv_spec){.layers = kv_groups_layers(&f->limits.groups, kind),
                             .heads = heads,
-                            .head_dim = m->head_dim,
+                            .head_dim = model_config_shape(m, kind).head_dim,
                             .latent = m->latent.value,
                             .blocks = f->limits.blocks,
                             .dtype = f->kv_dtype};
+}
+
+struct kv_spec footprint_kv(const struct footprint *f, const struct model_config *m,
+                            const struct flow *flow, int32_t rank, int32_t kind)
+{
+    struct kv_spec spec = plain_kv(f, m, flow, rank, kind);
+    for (int32_t i = 0; i < model_config_kinds(m) && model_config_kinds(m) > 1; i++) {
+        struct kv_spec one = plain_kv(f, m, flow, rank, i);
+        one.blocks = 1;
+        spec.stride = base_max_size(spec.stride, flow->ops->kv_bytes(&one));
+    }
+    return spec;
 }
 
 int32_t footprint_threads(const struct options *o)
@@ -174,22 +187,17 @@ static enum status check_states(const struct footprint *f, const struct options 
 }
 
 /* Bytes of a block on the rank that holds most KV heads. */
-static size_t block_bytes(const struct footprint *f, const struct model_config *m)
+static size_t block_bytes(const struct footprint *f)
 {
-    size_t most = 0;
-    for (int32_t r = 0; r < f->ranks; r++)
-        most = f->rank[r].kv_per_token > most ? f->rank[r].kv_per_token : most;
-    const size_t layers = (size_t)(m->layers - model_config_recurring(m));
-    return BACKEND_BLOCK_TOKENS * (most / layers) * (size_t)f->limits.groups.layers;
+    return kv_groups_bytes(&f->limits.groups, f->kv_block);
 }
 
 /* How many blocks, and of what context, with these groups of layers. */
-static void count_blocks(struct footprint *f, const struct options *o, const struct model_config *m,
-                         int32_t longest)
+static void count_blocks(struct footprint *f, const struct options *o, int32_t longest)
 {
     struct step_limits *l = &f->limits;
     const size_t bytes = o->kv_cache_memory > 0 ? (size_t)o->kv_cache_memory : kv_automatic(f);
-    const int64_t fits = (int64_t)(bytes / block_bytes(f, m));
+    const int64_t fits = (int64_t)(bytes / block_bytes(f));
     const int64_t wanted = ((int64_t)l->slots + l->homes - 1) / l->homes *
                            kv_groups_need(&l->groups, longest, l->home_rows);
     l->blocks = (int32_t)base_min64(o->kv_cache_memory > 0 ? fits : (fits < wanted ? fits : wanted),
@@ -215,7 +223,7 @@ static enum status check_context(const struct footprint *f, const struct options
             l->homes > 1 ? "each home of the KV cache, of which a request has one,"
                          : "the KV cache",
             kv_groups_longest(&l->groups, l->blocks, l->home_rows, INT32_MAX / 2), l->blocks,
-            block_bytes(f, m), longest,
+            block_bytes(f), longest,
             footprint_state(f) > 0 ? ", or keep fewer states (--max-num-seqs)" : "");
     if (o->max_model_len > m->max_position)
         return base_fail(err, ERR_LIMIT, "--max-model-len %d: the model allows %d", longest,
@@ -230,8 +238,8 @@ static enum status size_kv(struct footprint *f, const struct options *o,
     f->max_model_len = longest;
     for (int i = 0; i < 2;
          i++) { /* what has room for less than the longest can do without groups */
-        f->limits.groups = kv_groups_find(m, f->max_model_len, f->limits.home_rows);
-        count_blocks(f, o, m, longest);
+        f->limits.groups = kv_groups_find(m, f->kv_block, f->max_model_len, f->limits.home_rows);
+        count_blocks(f, o, longest);
     }
     f->limits.table_cols = kv_blocks_for(f->max_model_len);
     f->limits.history_max = f->max_model_len;
@@ -246,6 +254,10 @@ static enum status find_weights(struct footprint *f, const struct model_config *
     for (int32_t r = 0; r < f->ranks; r++) {
         TRY(layout_arena_bytes(m, flow, r, &f->rank[r].weights, err));
         f->rank[r].kv_per_token = layout_kv_bytes_per_token(m, flow, r, f->kv_dtype);
+        for (int32_t i = 0; i < model_config_kinds(m); i++)
+            f->kv_block[i] = base_max_size(f->kv_block[i],
+                                           BACKEND_BLOCK_TOKENS *
+                                               layout_kv_layer_bytes(m, flow, r, i, f->kv_dtype));
         f->rank[r].state = model_state_bytes(m, flow, r);
     }
 out:
@@ -263,7 +275,7 @@ static void find_rest(struct footprint *f, const struct options *o, const struct
                       const struct flow *flow, int32_t r)
 {
     const int32_t rows = f->limits.rows, samples = f->limits.samples;
-    const struct kv_spec kv = footprint_kv(f, m, flow, r);
+    const struct kv_spec kv = footprint_kv(f, m, flow, r, 0);
     f->rank[r].kv = flow->ops->kv_bytes(&kv);
     const struct model_sizes sizes = {rows, samples, (int32_t)states_of(f)};
     f->rank[r].activations = model_activation_bytes(m, flow, r, &sizes) +

@@ -27,8 +27,9 @@ struct footprint {
         size_t state;                     /* of that, what layers that recur keep of a slot */
         size_t scratch;                   /* of backend and communicator, on a device */
     } rank[COMM_RANKS_MAX];
-    size_t total;     /* all ranks, with communicator arenas */
-    size_t available; /* memory that is free now */
+    size_t kv_block[MODEL_KINDS]; /* of one layer, on the rank that has most of it */
+    size_t total;                 /* all ranks, with communicator arenas */
+    size_t available;             /* memory that is free now */
 };
 
 /* flow: of that model on the options' ranks. ERR_LIMIT says what is needed and what is there; *out
@@ -42,9 +43,10 @@ int32_t footprint_context_blocks(const struct footprint *f);
 size_t footprint_state(const struct footprint *f);
 /* Arena per rank of the shared memory communicator. */
 size_t footprint_shared_bytes(const struct footprint *f);
-/* KV spec of one rank. */
+/* KV spec of one rank, of layers with that kind of heads; of several kinds all are over the same
+ * memory. */
 struct kv_spec footprint_kv(const struct footprint *f, const struct model_config *m,
-                            const struct flow *flow, int32_t rank);
+                            const struct flow *flow, int32_t rank, int32_t kind);
 /* Free memory by the kernel's account, within the limits of the control groups (quota.h).
  * ERR_DEVICE: it has none to be read. */
 #define FOOTPRINT_MEMINFO "/proc/meminfo"

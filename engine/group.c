@@ -199,6 +199,7 @@ static void build_arguments(const struct options *o, const struct footprint *f, 
     add(a, "--kv-blocks=%d", f->limits.blocks);
     add(a, "--kept-states=%d", f->limits.states);
     add(a, "--kv-layers=%d", f->limits.groups.slide > 0 ? f->limits.groups.layers : 0);
+    add(a, "--kv-keep-layers=%d", f->limits.groups.keep_layers);
     add(a, "--comm-bytes=%zu", f->comm_bytes);
     if (f->on_device)
         add(a, "--on-device");

@@ -12,27 +12,52 @@ static int32_t window_of(const struct model_config *m)
     return m->window > BACKEND_BLOCK_TOKENS ? m->window : BACKEND_BLOCK_TOKENS;
 }
 
-struct kv_groups kv_groups_of(const struct model_config *m, int32_t layers)
+struct kv_groups kv_groups_of(const struct model_config *m, int32_t layers, int32_t keep_layers)
 {
     const int32_t slide = model_config_sliding(m), all = m->layers - model_config_recurring(m);
     if (layers == 0)
         return (struct kv_groups){.keep = 1, .layers = all};
-    return (struct kv_groups){div_up(all - slide, layers), div_up(slide, layers), layers,
-                              window_of(m)};
+    return (struct kv_groups){div_up(all - slide, keep_layers > 0 ? keep_layers : layers),
+                              div_up(slide, layers), layers, window_of(m), keep_layers};
 }
 
-struct kv_groups kv_groups_find(const struct model_config *m, int32_t context, int32_t rows)
+int32_t kv_groups_layers(const struct kv_groups *g, int32_t kind)
 {
-    struct kv_groups best = kv_groups_of(m, 0);
-    int64_t least = kv_groups_need(&best, context, rows) * best.layers;
-    for (int32_t layers = best.layers; layers > 0 && model_config_sliding(m) > 0; layers--) {
-        const struct kv_groups g = kv_groups_of(m, layers);
-        const int64_t need = kv_groups_need(&g, context, rows) * layers;
-        if (kv_groups_count(&g) > KV_GROUPS_MAX)
-            break;
-        if (need < least) {
-            least = need;
-            best = g;
+    return kind > 0 && g->keep_layers > 0 ? g->keep_layers : g->layers;
+}
+
+size_t kv_groups_bytes(const struct kv_groups *g, const size_t bytes[MODEL_KINDS])
+{
+    const size_t all = (size_t)g->layers * bytes[0];
+    return g->keep_layers > 0 ? base_max_size(all, (size_t)g->keep_layers * bytes[1]) : all;
+}
+
+/* Takes the groups if they are fewer blocks or smaller ones. */
+static void take_less(struct kv_groups *best, int64_t *least, const struct kv_groups *g,
+                      const size_t bytes[MODEL_KINDS], int32_t context, int32_t rows)
+{
+    const int64_t need = kv_groups_need(g, context, rows) * (int64_t)kv_groups_bytes(g, bytes);
+    if (kv_groups_count(g) > (g->keep_layers > 0 ? KV_GROUPS_MAX : KV_GROUPS_ALIKE) ||
+        (*least > 0 && need >= *least))
+        return;
+    *least = need;
+    *best = *g;
+}
+
+struct kv_groups kv_groups_find(const struct model_config *m, const size_t bytes[MODEL_KINDS],
+                                int32_t context, int32_t rows)
+{
+    const bool apart = model_config_kinds(m) > 1 && model_config_sliding(m) > 0;
+    const int32_t most = m->layers - model_config_recurring(m);
+    const int32_t keep = most - model_config_sliding(m);
+    struct kv_groups best = kv_groups_of(m, 0, 0);
+    int64_t least = 0;
+    if (!apart)
+        take_less(&best, &least, &best, bytes, context, rows);
+    for (int32_t layers = most; layers > 0 && model_config_sliding(m) > 0; layers--) {
+        for (int32_t of = apart ? keep : 0; of >= apart; of--) {
+            const struct kv_groups g = kv_groups_of(m, layers, of);
+            take_less(&best, &least, &g, bytes, context, rows);
         }
     }
     return best;
@@ -46,7 +71,8 @@ struct kv_group_place kv_groups_place(const struct kv_groups *g, const struct mo
     for (int32_t i = 0; i < layer; i++)
         before +=
             !model_config_recurs(m, i) && (g->slide == 0 || model_config_slides(m, i) == slides);
-    return (struct kv_group_place){(slides ? g->keep : 0) + before / g->layers, before % g->layers};
+    const int32_t layers = kv_groups_layers(g, !slides);
+    return (struct kv_group_place){(slides ? g->keep : 0) + before / layers, before % layers};
 }
 
 int32_t kv_blocks_for(int32_t positions)

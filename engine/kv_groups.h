@@ -11,20 +11,28 @@
 #include "config/model_config.h"
 #include "kernels/backend.h"
 
-enum { KV_GROUPS_MAX = 8 };
+/* Of layers that all have the same heads no more than the second: more are more block tables. */
+enum { KV_GROUPS_MAX = 12, KV_GROUPS_ALIKE = 8 };
 
 struct kv_groups {
     int32_t keep, slide; /* how many there are: first those that keep all, then those that slide */
     int32_t layers;      /* of each; the last of either kind may have fewer */
     int32_t window;      /* positions that a row sees in those that slide, its own among them */
+    int32_t keep_layers; /* of those that keep all, where it is another number, because their heads
+                            are others (model_config's global); 0: it is not */
 };
 
 /* Those with which a text of the whole context, computed up to `rows` positions at a time, takes
  * least memory; of equals the fewest. Blocks have room that no layer uses where the layers of a
- * kind do not divide, so with short contexts that is one group. */
-struct kv_groups kv_groups_find(const struct model_config *m, int32_t context, int32_t rows);
-/* Those of so many layers; 0: one of all layers, which keeps all. */
-struct kv_groups kv_groups_of(const struct model_config *m, int32_t layers);
+ * kind do not divide, so with short contexts that is one group, unless layers that slide have other
+ * heads. bytes: of a block of one layer, of each kind of heads. */
+struct kv_groups kv_groups_find(const struct model_config *m, const size_t bytes[MODEL_KINDS],
+                                int32_t context, int32_t rows);
+/* Those of so many layers; 0: one of all layers, which keeps all. keep_layers: as in the struct. */
+struct kv_groups kv_groups_of(const struct model_config *m, int32_t layers, int32_t keep_layers);
+/* A block's layers of that kind of heads, and its bytes. */
+int32_t kv_groups_layers(const struct kv_groups *g, int32_t kind);
+size_t kv_groups_bytes(const struct kv_groups *g, const size_t bytes[MODEL_KINDS]);
 static inline int32_t kv_groups_count(const struct kv_groups *g)
 {
     return g->keep + g->slide;

@@ -17,7 +17,7 @@ struct rank {
     struct backend *backend;
     struct comm *shared, *comm;     /* one and the same; between devices `shared` only opens comm */
     struct comm_stats shared_stats; /* of `shared` in that case, shown to nobody */
-    struct kv_cache *kv;
+    struct kv_cache *kv[MODEL_KINDS]; /* over one memory; NULL: no layer of the kind */
     struct loaded weights;
     struct model *model;
     struct replay *replay;
@@ -103,6 +103,18 @@ static enum status find_arenas(struct rank *r, const struct rank_memory *memory,
     return OK;
 }
 
+static enum status open_caches(struct rank *r, const struct model_config *m, const struct layout *l,
+                               void *arena, struct err *err)
+{
+    for (int32_t i = 0; i < model_config_kinds(m); i++) {
+        const struct kv_spec kv = footprint_kv(&r->footprint, m, l->flow, l->rank, i);
+        r->kv[i] = r->backend->ops->kv_open(r->backend, &kv, arena);
+        if (!r->kv[i])
+            return base_fail(err, ERR_NOMEM, "rank: no memory for the KV cache's handle");
+    }
+    return OK;
+}
+
 static enum status open_comm(struct rank *r, const struct options *o, const struct layout *l,
                              const struct rank_memory *memory, struct err *err)
 {
@@ -141,7 +153,7 @@ static enum status open_model(struct rank *r, const struct options *o, const str
         .backend = r->backend,
         .comm = r->comm,
         .axis_stats = r->board->axis,
-        .kv = r->kv,
+        .kv = {r->kv[0], r->kv[1]},
         .groups = f->limits.groups,
         .rows_max = f->limits.rows,
         .samples_max = f->limits.samples,
@@ -180,17 +192,13 @@ enum status rank_open(const struct options *o, const struct model_config *m, con
     r->scores = l->rank == 0;
     r->pools = f->limits.columns > 0;
     r->elects = options_distributed(o) && !r->pools;
-    const struct kv_spec kv = footprint_kv(f, m, l->flow, l->rank);
+    const struct kv_spec kv = footprint_kv(f, m, l->flow, l->rank, 0); /* all kinds share it */
     void *arenas[2];
     TRY(open_backend(r, o, l->rank, err));
     TRY(find_arenas(r, memory, l->arena_bytes, r->backend->ops->kv_bytes(&kv), arenas, err));
     TRY(load(r, o, m, l, arenas[0], err));
     TRY(rank_state_open(r->backend, &f->limits, &r->state, err));
-    r->kv = r->backend->ops->kv_open(r->backend, &kv, arenas[1]);
-    if (!r->kv) {
-        st = base_fail(err, ERR_NOMEM, "rank: no memory for the KV cache's handle");
-        goto out;
-    }
+    TRY(open_caches(r, m, l, arenas[1], err));
     if (memory->loaded)
         TRY(memory->loaded(memory->loaded_ctx, err));
     TRY(open_comm(r, o, l, memory, err));
@@ -209,8 +217,9 @@ void rank_close(struct rank *r)
     if (r->comm != r->shared)
         comm_close(r->comm);
     comm_close(r->shared);
-    if (r->kv)
-        r->backend->ops->kv_close(r->kv);
+    for (int32_t i = 0; i < MODEL_KINDS; i++)
+        if (r->kv[i])
+            r->backend->ops->kv_close(r->kv[i]);
     loader_close(r->backend, &r->weights);
     rank_state_close(r->state);
     for (int i = 0; i < 2; i++)

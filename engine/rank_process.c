@@ -136,11 +136,11 @@ static void footprint_of(const struct options *o, const struct model_config *m,
     f->limits.blocks = o->kv_blocks;
     f->limits.recurs = model_config_recurring(m) > 0;
     f->limits.states = o->kept_states;
-    f->limits.groups = kv_groups_of(m, o->kv_layers);
+    f->limits.groups = kv_groups_of(m, o->kv_layers, o->kv_keep_layers);
     f->limits.history_max = o->max_model_len;
     f->limits.table_cols = kv_blocks_for(o->max_model_len);
     f->comm_bytes = (size_t)o->comm_bytes;
-    const struct kv_spec kv = footprint_kv(f, m, l->flow, l->rank);
+    const struct kv_spec kv = footprint_kv(f, m, l->flow, l->rank, 0);
     f->rank[l->rank].weights = l->arena_bytes;
     f->rank[l->rank].kv = ops->kv_bytes(&kv);
 }

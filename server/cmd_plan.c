@@ -126,7 +126,9 @@ static void json_rank(const struct setup *s, const struct footprint *f, int32_t 
     const struct layout *l = s->layouts[r];
     buf_printf(b, "    {\"rank\": %d, ", r);
     json_span(b, "heads", l->heads);
-    json_span(b, "kv_heads", l->kv_heads);
+    json_span(b, "kv_heads", l->kv_heads[0]);
+    if (model_config_kinds(&s->model) > 1)
+        json_span(b, "global_kv_heads", l->kv_heads[1]);
     json_span(b, "mlp_columns", l->mlp);
     json_span(b, "vocab_rows", l->vocab);
     buf_printf(b, "\"weight_bytes\": %zu, \"weight_elements\": %llu, \"read_bytes\": %llu, ",
@@ -170,6 +172,8 @@ static void print_json(const struct setup *s, const struct footprint *f, bool fi
     const struct kv_groups *groups = &f->limits.groups;
     buf_printf(b, "  \"kv_blocks\": %d, \"block_tokens\": %d, \"block_layers\": %d,\n",
                f->limits.blocks, BACKEND_BLOCK_TOKENS, groups->layers);
+    if (groups->keep_layers > 0)
+        buf_printf(b, "  \"global_block_layers\": %d,\n", groups->keep_layers);
     buf_printf(b, "  \"kv_groups\": {\"keep\": %d, \"slide\": %d}, \"context_blocks\": %d,\n",
                groups->keep, groups->slide, footprint_context_blocks(f));
     const struct mixture_config *x = &s->model.mixture;

@@ -292,7 +292,7 @@ void setup_table(const struct setup *s, const struct footprint *f, struct buf *o
     for (int32_t r = 0; r < f->ranks; r++) {
         const struct layout *l = s->layouts[r];
         buf_printf(out, "%4d  %5lld  %8lld  %11lld  %10lld  %10s  %10s  %s\n", r,
-                   (long long)span_len(l->heads), (long long)span_len(l->kv_heads),
+                   (long long)span_len(l->heads), (long long)span_len(l->kv_heads[0]),
                    (long long)span_len(l->mlp), (long long)span_len(l->vocab),
                    base_human_bytes(w, sizeof w, f->rank[r].weights),
                    base_human_bytes(k, sizeof k, f->rank[r].kv),
@@ -310,8 +310,12 @@ void setup_table(const struct setup *s, const struct footprint *f, struct buf *o
         out, "context %d, %d sequence%s, steps of up to %d row%s, %d KV block%s of %d tokens",
         f->max_model_len, f->limits.slots, plural(f->limits.slots), f->limits.rows,
         plural(f->limits.rows), f->limits.blocks, plural(f->limits.blocks), BACKEND_BLOCK_TOKENS);
-    if (f->limits.groups.layers < s->model.layers - model_config_recurring(&s->model))
-        buf_printf(out, " x %d layers", f->limits.groups.layers);
+    const struct kv_groups *groups = &f->limits.groups;
+    if (groups->keep_layers > 0)
+        buf_printf(out, " x %d layers that slide or %d others", groups->layers,
+                   groups->keep_layers);
+    else if (groups->layers < s->model.layers - model_config_recurring(&s->model))
+        buf_printf(out, " x %d layers", groups->layers);
     buf_printf(out, " in %s", dtype_name(f->kv_dtype));
     if (f->limits.homes > 1)
         buf_printf(out, " and %d rows in each of %d homes", f->limits.home_rows, f->limits.homes);

@@ -29,6 +29,7 @@ static const struct {
     {"qwen2_window_bf16", 2, {"--dtype=auto"}},
     {"gemma2_f32", 4, {"--parallel-mode=2d"}},
     {"gemma3_bf16", 2, {"--dtype=auto"}},
+    {"gemma4_bf16", 2, {"--dtype=auto"}},
     {"phi3_longrope_f32", 2, {"--dtype=auto"}},
     {"gpt_oss_bf16", 2, {"--dtype=auto"}},
     {"gpt_oss_f32", 1, {"--dtype=auto"}},

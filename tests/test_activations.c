@@ -167,6 +167,8 @@ static const struct layout_case {
     {"1d_sp", NULL, 2, 0, false, "glm4_moe_bf16", false},
     {"1d", NULL, 3, 0, false, "qwen2_moe_f32", false},
     {"1d", NULL, 2, 0, false, "gemma3_f32", false},
+    {"1d", NULL, 3, 0, false, "gemma4_f32", false},
+    {"1d_sp", NULL, 4, 0, false, "gemma4_kv_f32", false},
     {"2d", NULL, 4, 0, false, "gemma2_f32", false},
     {"1d", NULL, 5, 0, false, "olmo2_f32", false},
     {"1d_sp", NULL, 4, 0, false, "olmo3_f32", false},

@@ -486,7 +486,7 @@ static void test_family_refusals(void **state)
          "ernie4_5_moe, exaone4, exaone_moe, glm, glm4, granite, olmo2, olmo3, olmoe, minimax_m2, "
          "phi3, qwen2, qwen2_vl, qwen2_5_vl, qwen3, qwen3_vl, qwen3_moe, qwen2_moe, qwen3_next, "
          "qwen3_5, qwen3_5_moe, glm4_moe, solar_open, dots1, glm4_moe_lite, deepseek_v2, "
-         "deepseek_v3, kimi_k2, youtu, gpt_oss, gemma, gemma2 or gemma3"},
+         "deepseek_v3, kimi_k2, youtu, gpt_oss, gemma, gemma2, gemma3, gemma4 or gemma4_unified"},
         {"llama", ",\"partial_rotary_factor\":0.75", "partial_rotary_factor is 0.75, expected 1"},
         {"phi3", ",\"partial_rotary_factor\":1.5", "is 1.5, expected a number above 0, to 1"},
         {"phi3", ",\"partial_rotary_factor\":0", "is 0, expected a number above 0, to 1"},

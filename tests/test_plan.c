@@ -406,11 +406,11 @@ static void check_heads(const struct layout *l, const struct model_config *m)
     bool read[64] = {false};
     for (int64_t q = l->heads.begin; q < l->heads.end; q++) {
         int64_t kv = q / (m->heads / m->kv_heads);
-        assert_true(kv >= l->kv_heads.begin && kv < l->kv_heads.end);
-        assert_int_equal(l->kv_of[q - l->heads.begin], kv - l->kv_heads.begin);
+        assert_true(kv >= l->kv_heads[0].begin && kv < l->kv_heads[0].end);
+        assert_int_equal(l->kv_of[0][q - l->heads.begin], kv - l->kv_heads[0].begin);
         read[kv] = true;
     }
-    for (int64_t kv = l->kv_heads.begin; kv < l->kv_heads.end; kv++)
+    for (int64_t kv = l->kv_heads[0].begin; kv < l->kv_heads[0].end; kv++)
         assert_true(read[kv]); /* none is held for nothing */
 }
 
@@ -444,14 +444,14 @@ static void check_qkv_vectors(const struct layout *l, const struct model_config 
                              m->head_dim * (!m->joint_norm ? 1
                                             : norms[i] == ROLE_Q_NORM
                                                 ? (int32_t)span_len(l->heads)
-                                                : (int32_t)span_len(l->kv_heads)));
+                                                : (int32_t)span_len(l->kv_heads[0])));
     }
 }
 
 static void check_shapes(const struct layout *l, const struct model_config *m)
 {
     const int32_t dh = m->head_dim, heads = (int32_t)span_len(l->heads);
-    const int32_t kv = (int32_t)span_len(l->kv_heads), mlp = (int32_t)span_len(l->mlp);
+    const int32_t kv = (int32_t)span_len(l->kv_heads[0]), mlp = (int32_t)span_len(l->mlp);
     const int32_t vocab = (int32_t)span_len(l->vocab);
     const struct {
         enum role role;

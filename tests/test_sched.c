@@ -16,12 +16,12 @@ static const struct setting settings[] = {
     {16, 40, 13, 200, 40, true, false, true, 7, {0}},   /* the longest request fills the cache */
     {16, 40, 13, 200, 40, false, true, false, 1, {0}},  /* likewise */
     /* layers that slide: beside others, alone, in several groups, and short of blocks */
-    {8, 64, 256, 160, 48, true, false, true, 7, {1, 1, 1, 40}},
-    {16, 40, 26, 160, 40, true, false, true, 5, {1, 1, 1, 16}},
-    {16, 40, 24, 160, 40, false, true, false, 3, {1, 2, 1, 20}},
-    {16, 17, 14, 200, 40, true, false, false, 7, {0, 1, 1, 33}},
-    {16, 64, 60, 200, 48, true, true, true, 3, {2, 3, 1, 24}},
-    {13, 13, 96, 193, 40, true, false, false, 6, {2, 2, 1, 25}},
+    {8, 64, 256, 160, 48, true, false, true, 7, {1, 1, 1, 40, 0}},
+    {16, 40, 26, 160, 40, true, false, true, 5, {1, 1, 1, 16, 0}},
+    {16, 40, 24, 160, 40, false, true, false, 3, {1, 2, 1, 20, 0}},
+    {16, 17, 14, 200, 40, true, false, false, 7, {0, 1, 1, 33, 0}},
+    {16, 64, 60, 200, 48, true, true, true, 3, {2, 3, 1, 24, 0}},
+    {13, 13, 96, 193, 40, true, false, false, 6, {2, 2, 1, 25, 0}},
 };
 
 static const int32_t homes[] = {1, 2, 3, 4, 8};

@@ -13,8 +13,8 @@ static const struct setting settings[] = {
     {3, 200, 256, 33, 30, true, true, false, 0, {0}},   /* short contexts, a prompt in one step */
     {16, 64, 40, 160, 48, true, true, true, 0, {0}},    /* priorities, and short of blocks */
     {16, 40, 13, 200, 40, false, true, false, 0, {0}},  /* the longest request fills the cache */
-    {8, 64, 256, 160, 48, true, false, true, 0, {1, 1, 1, 40}}, /* layers that slide */
-    {16, 40, 26, 160, 40, true, false, true, 0, {1, 1, 1, 16}},
+    {8, 64, 256, 160, 48, true, false, true, 0, {1, 1, 1, 40, 0}}, /* layers that slide */
+    {16, 40, 26, 160, 40, true, false, true, 0, {1, 1, 1, 16, 0}},
 };
 
 /* Arrivals, cancels, steps, deaths and restarts until so many requests were accepted. */

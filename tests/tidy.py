@@ -57,6 +57,7 @@ TESTED_BY = {
     "config/model_config.c": "tests/test_model_config.c tests/fuzz/fuzz_config.c",
     "config/model_quant.c": "tests/test_packed.c tests/test_fp8.c tests/fuzz/fuzz_config.c",
     "config/model_mixture.c": "tests/test_mixture.c tests/fuzz/fuzz_config.c",
+    "config/model_global.c": "tests/test_family.c tests/fuzz/fuzz_config.c",
     "config/model_recurrent.c": "tests/test_family.c tests/fuzz/fuzz_config.c",
     "config/plugin.c": "tests/test_comm_mpi.c tests/test_comm.c tests/blackbox/test_mpi.py",
     "config/reader.c": "tests/test_model_config.c",

@@ -26,6 +26,7 @@
 #define CORRECTION "e_score_correction_bias"
 #define Q_UP ATTN "q_b_proj.weight"
 #define KV_UP ATTN "kv_b_proj.weight"
+#define KEYS ATTN "k_proj.weight"
 
 /* clang-format off */
 static const struct param params[] = {
@@ -66,6 +67,11 @@ static const struct param params[] = {
     {ROLE_K_NORM, true, MIXTURE_NONE, ATTN "k_norm", NULL, {ATTN "k_norm.weight"}},
     {ROLE_SINKS, true, MIXTURE_NONE, ATTN "sinks", NULL, {ATTN "sinks"}},
     {ROLE_O, true, MIXTURE_NONE, ATTN "o_proj", NULL, {ATTN "o_proj.weight"}},
+    {ROLE_GLOBAL_QKV, true, MIXTURE_NONE, ATTN "qkv_proj", NULL,
+     {ATTN "q_proj.weight", ATTN "k_proj.weight", ATTN "v_proj.weight"}},
+    {ROLE_GLOBAL_QKV, true, MIXTURE_NONE, ATTN "qkv_proj", NULL,
+     {ATTN "q_proj.weight", KEYS, KEYS}},
+    {ROLE_GLOBAL_O, true, MIXTURE_NONE, ATTN "o_proj", NULL, {ATTN "o_proj.weight"}},
     {ROLE_O_BIAS, true, MIXTURE_NONE, ATTN "o_proj.bias", NULL, {ATTN "o_proj.bias"}},
     {ROLE_ATTN_POST_NORM, true, MIXTURE_NONE, "post_attention_layernorm", NULL,
      {"post_attention_layernorm.weight"}},
@@ -128,14 +134,14 @@ static const struct param params[] = {
 
     {ROLE_MLP_POST_NORM, true, MIXTURE_NONE, GEMMA_POST_NORM, NULL, {GEMMA_POST_NORM ".weight"}},
     {ROLE_MLP_POST_NORM, true, MIXTURE_NONE, GLM4_MLP_NORM, NULL, {GLM4_MLP_NORM ".weight"}},
+    {ROLE_LAYER_SCALE, true, MIXTURE_NONE, "layer_scalar", NULL, {"layer_scalar"}},
     {ROLE_FINAL_NORM, false, MIXTURE_NONE, "model.norm", NULL, {"model.norm.weight"}},
     {ROLE_HEAD, false, MIXTURE_NONE, "lm_head", NULL, {"lm_head.weight"}},
 };
 /* clang-format on */
 
 /* Roles of linears are their parts of a plan. */
-_Static_assert((int)ROLE_HEAD == PLAN_HEAD && (int)ROLE_RECURRENT_OUT == PLAN_RECURRENT_OUT,
-               "roles");
+_Static_assert((int)ROLE_HEAD == PLAN_HEAD && (int)ROLE_GLOBAL_O == PLAN_GLOBAL_O, "roles");
 /* Those that may come as codes are bits of left_out. */
 _Static_assert(ROLE_VALUE_UP < 31, "bits");
 
@@ -143,7 +149,8 @@ _Static_assert(ROLE_VALUE_UP < 31, "bits");
 static bool is_beside(enum role role)
 {
     return param_goes_with_qkv(role) || param_is_latent(role) || role == ROLE_ROUTER ||
-           role == ROLE_ATTENTION_GATE || param_is_post_norm(role) || param_is_bias(role);
+           role == ROLE_ATTENTION_GATE || role == ROLE_LAYER_SCALE || param_is_post_norm(role) ||
+           param_is_bias(role);
 }
 
 static bool is_norm(enum role role)
@@ -200,6 +207,8 @@ static bool has_param(const struct model_config *m, const struct param *p)
         return m->qkv_bias;
     if (p->role == ROLE_O_BIAS)
         return m->o_bias;
+    if (p->role == ROLE_LAYER_SCALE)
+        return m->layer_scale;
     if (p->role == ROLE_SINKS)
         return m->sinks;
     if (p->role == ROLE_Q_NORM || p->role == ROLE_K_NORM)
@@ -219,6 +228,10 @@ static bool has_param(const struct model_config *m, const struct param *p)
         return param_is_fused(p) == (m->latent.query == 0);
     if (p->role == ROLE_QKV)
         return makes_queries(m, p);
+    if (param_is_global(p->role) && model_config_kinds(m) == 1)
+        return false;
+    if (p->role == ROLE_GLOBAL_QKV)
+        return (strcmp(p->tensors[2], KEYS) == 0) == m->keys_as_values;
     if (p->role == ROLE_ATTENTION_GATE)
         return m->attention_gate;
     if (p->role == ROLE_RECURRENT || p->role == ROLE_RECURRENT_GATES)
@@ -237,9 +250,13 @@ static bool is_in_layer(const struct model_config *m, const struct param *p, int
     if (p->per_layer != (layer >= 0) || !has_param(m, p))
         return false;
     if (planned)
-        return !param_is_dense(p->role) && !param_is_shared(p) && !param_is_recurrent(p->role);
+        return !param_is_dense(p->role) && !param_is_shared(p) && !param_is_recurrent(p->role) &&
+               !param_is_global(p->role);
     if (layer >= 0 &&
         (model_config_recurs(m, layer) ? param_is_attention(p->role) : param_is_recurrent(p->role)))
+        return false;
+    if (layer >= 0 &&
+        (model_config_kind(m, layer) > 0 ? param_is_local(p->role) : param_is_global(p->role)))
         return false;
     return p->mixture == MIXTURE_NONE || param_is_dense(p->role) == model_config_is_dense(m, layer);
 }
@@ -258,6 +275,10 @@ static const char *const ignored[] = {"model.layers.*.self_attn.rotary_emb.inv_f
                                       "multi_modal_projector.**",
                                       "model.vision_tower.**",
                                       "model.multi_modal_projector.**",
+                                      "model.vision_embedder.**", /* Gemma 4's */
+                                      "model.embed_vision.**",
+                                      "model.audio_tower.**",
+                                      "model.embed_audio.**",
                                       "visual.**",
                                       "model.visual.**",
                                       "mtp.**",
@@ -272,9 +293,10 @@ struct span layout_heads(const struct model_config *m, const struct flow *f, int
                                    spread_index(&f->mesh, &f->attention, SPREAD_COLS, rank));
 }
 
-struct span layout_kv_heads(const struct model_config *m, const struct flow *f, int32_t rank)
+struct span layout_kv_heads(const struct model_config *m, const struct flow *f, int32_t rank,
+                            int32_t kind)
 {
-    return layout_fill_kv_heads(m, layout_heads(m, f, rank));
+    return layout_fill_kv_heads(m, kind, layout_heads(m, f, rank));
 }
 
 void layout_left_out(const struct checkpoint *c, struct model_config *m)
@@ -361,13 +383,15 @@ static enum status bind(const struct plan *plan, const struct layout *l,
 
 static void split(struct layout *l, const struct model_config *m)
 {
-    const int32_t group = m->heads / m->kv_heads;
     l->heads = layout_heads(m, l->flow, l->rank);
-    l->kv_heads = layout_kv_heads(m, l->flow, l->rank);
     l->mlp = flow_inputs(l->flow, PLAN_DOWN, l->rank);
     l->vocab = flow_outputs(l->flow, PLAN_EMBED, l->rank);
-    for (int64_t h = l->heads.begin; h < l->heads.end; h++)
-        l->kv_of[h - l->heads.begin] = (int32_t)(h / group - l->kv_heads.begin);
+    for (int32_t i = 0; i < model_config_kinds(m); i++) {
+        const int32_t group = m->heads / model_config_shape(m, i).kv_heads;
+        l->kv_heads[i] = layout_kv_heads(m, l->flow, l->rank, i);
+        for (int64_t h = l->heads.begin; h < l->heads.end; h++)
+            l->kv_of[i][h - l->heads.begin] = (int32_t)(h / group - l->kv_heads[i].begin);
+    }
 }
 
 /* The experts whose weights it is, or the heads; one where it is none's, or there are none, as in
@@ -478,10 +502,12 @@ static enum status open_layers(const struct model_config *m, const struct flow *
     TRY(open_list(m, layers, false, layout_heads(m, f, rank), f->dtype, &l, &of, err));
     l->rank = rank;
     l->flow = f;
-    l->kv_of = calloc((size_t)m->heads, sizeof *l->kv_of);
-    if (!l->kv_of) {
-        st = base_fail(err, ERR_NOMEM, "layout: no memory");
-        goto out;
+    for (int32_t i = 0; i < model_config_kinds(m); i++) {
+        l->kv_of[i] = calloc((size_t)m->heads, sizeof *l->kv_of[i]);
+        if (!l->kv_of[i]) {
+            st = base_fail(err, ERR_NOMEM, "layout: no memory");
+            goto out;
+        }
     }
     split(l, m);
     TRY(slices_open(l, err));
@@ -517,7 +543,8 @@ void layout_close(struct layout *l)
 {
     if (!l)
         return;
-    free(l->kv_of);
+    for (int32_t i = 0; i < MODEL_KINDS; i++)
+        free(l->kv_of[i]);
     free(l->weights);
     free(l->slices);
     free(l->roles);
@@ -530,7 +557,8 @@ void layout_close(struct layout *l)
 static bool is_alike(const struct model_config *m, int32_t a, int32_t b)
 {
     return model_config_is_dense(m, a) == model_config_is_dense(m, b) &&
-           model_config_recurs(m, a) == model_config_recurs(m, b);
+           model_config_recurs(m, a) == model_config_recurs(m, b) &&
+           model_config_kind(m, a) == model_config_kind(m, b);
 }
 
 /* Those that are like this one, if it is the first of them; else 0. */
@@ -564,13 +592,22 @@ out:
     return st;
 }
 
+size_t layout_kv_layer_bytes(const struct model_config *m, const struct flow *f, int32_t rank,
+                             int32_t kind, enum dtype kv_dtype)
+{
+    const size_t sides = m->latent.value > 0 ? 1 : 2; /* a latent is key and value */
+    return sides * (size_t)span_len(layout_kv_heads(m, f, rank, kind)) *
+           (size_t)model_config_shape(m, kind).head_dim * dtype_size(kv_dtype);
+}
+
 size_t layout_kv_bytes_per_token(const struct model_config *m, const struct flow *f, int32_t rank,
                                  enum dtype kv_dtype)
 {
-    const size_t sides = m->latent.value > 0 ? 1 : 2; /* a latent is key and value */
-    const size_t layers = (size_t)(m->layers - model_config_recurring(m));
-    return sides * layers * (size_t)span_len(layout_kv_heads(m, f, rank)) * (size_t)m->head_dim *
-           dtype_size(kv_dtype);
+    size_t bytes = 0;
+    for (int32_t i = 0; i < model_config_kinds(m); i++)
+        bytes +=
+            (size_t)model_config_attending(m, i) * layout_kv_layer_bytes(m, f, rank, i, kv_dtype);
+    return bytes;
 }
 
 enum status layout_check(const struct layout *l, const struct checkpoint *c, int32_t *ignored_count,

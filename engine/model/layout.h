@@ -25,10 +25,12 @@ enum role {
     ROLE_DENSE_GATE_UP, /* of a mixture's layers without experts */
     ROLE_DENSE_DOWN,
     ROLE_LATENT, /* what latents are made by: [query | value | turns] of struct latent_config */
-    ROLE_ATTENTION_GATE,    /* of layers that attend: an output for each of attention's result */
-    ROLE_RECURRENT,         /* of layers that recur, of this rank's heads: [q | k | v | z] */
-    ROLE_RECURRENT_GATES,   /* [b | a], an output of each for each value head; never in codes */
-    ROLE_RECURRENT_OUT,     /* [D, V * value_dim] */
+    ROLE_ATTENTION_GATE,  /* of layers that attend: an output for each of attention's result */
+    ROLE_RECURRENT,       /* of layers that recur, of this rank's heads: [q | k | v | z] */
+    ROLE_RECURRENT_GATES, /* [b | a], an output of each for each value head; never in codes */
+    ROLE_RECURRENT_OUT,   /* [D, V * value_dim] */
+    ROLE_GLOBAL_QKV,      /* of layers that do not slide, where their heads are others */
+    ROLE_GLOBAL_O,
     ROLE_QKV_BIAS,          /* of this rank's heads in attention: [Q heads | K heads | V heads] */
     ROLE_QUERY_LATENT_NORM, /* [latent.query] */
     ROLE_VALUE_LATENT_NORM, /* [latent.value] */
@@ -43,8 +45,9 @@ enum role {
     ROLE_ROUTER,         /* of a mixture, [backend_route_logits, D] and whole on every rank */
     ROLE_ATTN_POST_NORM, /* of what attention makes, before it is added */
     ROLE_MLP_POST_NORM,
-    ROLE_O_BIAS, /* [D] */
-    ROLE_SINKS,  /* [heads of this rank in attention] */
+    ROLE_LAYER_SCALE, /* [1] what the residual stream is multiplied with at the layer's end */
+    ROLE_O_BIAS,      /* [D] */
+    ROLE_SINKS,       /* [heads of this rank in attention] */
     ROLE_ROUTER_BIAS,
     ROLE_CORRECTION,   /* [E] what is added to scores for the choice alone */
     ROLE_GATE_UP_BIAS, /* of a mixture, [E, outputs that this rank has] */
@@ -55,9 +58,11 @@ struct layout {
     int32_t rank;
     const struct flow *flow; /* borrowed */
     struct span heads;       /* query heads of this rank in attention */
-    struct span kv_heads;    /* every KV head those touch; shared ones are held by several ranks */
-    struct span mlp, vocab;  /* MLP columns and vocabulary rows of the weights it holds */
-    int32_t *kv_of;          /* [heads] local KV head of each local query head */
+    /* In layers of each kind (model_config_kind) every KV head those touch; shared ones are held by
+     * several ranks. And [heads], the local KV head of each local query head. */
+    struct span kv_heads[MODEL_KINDS];
+    int32_t *kv_of[MODEL_KINDS];
+    struct span mlp, vocab; /* MLP columns and vocabulary rows of the weights it holds */
 
     struct local_weight *weights;
     struct tensor_slice *slices; /* of all weights */
@@ -79,9 +84,12 @@ enum status layout_flow(const struct model_config *m, const struct plan *plan, e
                         const struct backend_ops *ops, struct flow **out, struct err *err) MUST_USE;
 
 /* What a rank has, without a list of its weights: query heads in attention, every KV head those
- * touch, KV bytes of one token, and bytes of all weights with alignment. */
+ * touch, KV bytes of one token in one layer and in all, and bytes of all weights with alignment. */
 struct span layout_heads(const struct model_config *m, const struct flow *f, int32_t rank);
-struct span layout_kv_heads(const struct model_config *m, const struct flow *f, int32_t rank);
+struct span layout_kv_heads(const struct model_config *m, const struct flow *f, int32_t rank,
+                            int32_t kind);
+size_t layout_kv_layer_bytes(const struct model_config *m, const struct flow *f, int32_t rank,
+                             int32_t kind, enum dtype kv_dtype);
 size_t layout_kv_bytes_per_token(const struct model_config *m, const struct flow *f, int32_t rank,
                                  enum dtype kv_dtype);
 /* Its heads in layers that recur. */

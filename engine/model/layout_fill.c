@@ -130,13 +130,17 @@ static void add_part(struct local_weight *w, const struct param *p, struct which
 static void fill_qkv(const struct layout *l, const struct model_config *m, const struct param *p,
                      struct which at, struct local_weight *w)
 {
-    const struct span in = flow_inputs(l->flow, PLAN_QKV, l->rank);
-    const int64_t dh = m->head_dim;
-    const int64_t sizes[] = {m->heads * dh, m->kv_heads * dh, m->kv_heads * dh};
+    const int32_t kind = p->role == ROLE_GLOBAL_QKV;
+    const enum plan_part part = kind > 0 ? PLAN_GLOBAL_QKV : PLAN_QKV;
+    const struct head_shape shape = model_config_shape(m, kind);
+    const struct span in = flow_inputs(l->flow, part, l->rank);
+    const int64_t dh = shape.head_dim;
+    const int64_t sizes[] = {m->heads * dh, shape.kv_heads * dh, shape.kv_heads * dh};
     int32_t n;
-    const struct span mine = blocks_of(l, PLAN_QKV, &l->flow->attention, &n);
+    const struct span mine = blocks_of(l, part, &l->flow->attention, &n);
     for (int32_t x = (int32_t)mine.begin; x < mine.end; x++) {
-        const struct span q = layout_fill_query_heads(m, n, x), kv = layout_fill_kv_heads(m, q);
+        const struct span q = layout_fill_query_heads(m, n, x),
+                          kv = layout_fill_kv_heads(m, kind, q);
         const struct span mine_of[] = {scaled(q, dh), scaled(kv, dh), scaled(kv, dh)};
         for (size_t t = 0; t < ARRAY_LEN(mine_of); t++) {
             if (t == 0 && m->attention_gate) /* each query has its gate behind it */
@@ -366,18 +370,21 @@ static void fill_recurrent_vector(const struct layout *l, const struct model_con
 static void fill_vector(const struct layout *l, const struct model_config *m, const struct param *p,
                         struct which at, struct local_weight *w)
 {
-    const int64_t dh = m->head_dim;
+    const int64_t dh =
+        model_config_shape(m, model_config_kind(m, at.layer < 0 ? 0 : at.layer)).head_dim;
     w->kind = LOCAL_VECTOR;
     w->plus = m->norm_offset && !param_is_bias(p->role) && !param_is_recurrent(p->role) ? 1 : 0;
     w->spec = (struct weight_spec){.out = 1, .dtype = DTYPE_F32, .leaves = 1};
     if (p->role == ROLE_QKV_BIAS) {
         add_elements(w, p->tensors[0], at, m->heads * dh, scaled(l->heads, dh));
-        add_elements(w, p->tensors[1], at, m->kv_heads * dh, scaled(l->kv_heads, dh));
-        add_elements(w, p->tensors[2], at, m->kv_heads * dh, scaled(l->kv_heads, dh));
+        add_elements(w, p->tensors[1], at, m->kv_heads * dh, scaled(l->kv_heads[0], dh));
+        add_elements(w, p->tensors[2], at, m->kv_heads * dh, scaled(l->kv_heads[0], dh));
     } else if (p->role == ROLE_Q_NORM && m->joint_norm) {
         add_elements(w, p->tensors[0], at, m->heads * dh, scaled(l->heads, dh));
     } else if (p->role == ROLE_K_NORM && m->joint_norm) {
-        add_elements(w, p->tensors[0], at, m->kv_heads * dh, scaled(l->kv_heads, dh));
+        add_elements(w, p->tensors[0], at, m->kv_heads * dh, scaled(l->kv_heads[0], dh));
+    } else if (p->role == ROLE_LAYER_SCALE) {
+        add_elements(w, p->tensors[0], at, 1, (struct span){0, 1});
     } else if (p->role == ROLE_SINKS) {
         add_elements(w, p->tensors[0], at, m->heads, l->heads);
     } else if (p->role == ROLE_GATE_UP_BIAS || p->role == ROLE_DOWN_BIAS) {
@@ -402,8 +409,8 @@ static bool is_vector(enum role role)
 {
     return role == ROLE_ATTN_NORM || role == ROLE_MLP_NORM || role == ROLE_FINAL_NORM ||
            param_is_post_norm(role) || param_goes_with_qkv(role) || param_is_bias(role) ||
-           param_is_latent_norm(role) || role == ROLE_CONV || role == ROLE_DECAY ||
-           role == ROLE_DECAY_BIAS || role == ROLE_RECURRENT_NORM;
+           param_is_latent_norm(role) || role == ROLE_LAYER_SCALE || role == ROLE_CONV ||
+           role == ROLE_DECAY || role == ROLE_DECAY_BIAS || role == ROLE_RECURRENT_NORM;
 }
 
 /* Never quantised: what it chooses changes at once. MiniMax publishes it in F32 beside other types,
@@ -444,7 +451,7 @@ void layout_fill(const struct layout *l, const struct model_config *m, const str
     const struct mlp_columns columns = mlp_columns(m, p, at);
     if (p->role == ROLE_QKV && m->latent.value > 0)
         fill_queries(l, m, p, at, w);
-    else if (p->role == ROLE_QKV)
+    else if (p->role == ROLE_QKV || p->role == ROLE_GLOBAL_QKV)
         fill_qkv(l, m, p, at, w);
     else if (p->role == ROLE_LATENT)
         fill_latents(l, m, p, at, w);
@@ -464,6 +471,8 @@ void layout_fill(const struct layout *l, const struct model_config *m, const str
     else if (p->role == ROLE_O)
         add_slice(w, p->tensors[0], at, m->hidden, (int64_t)m->heads * model_config_value_dim(m),
                   out, in);
+    else if (p->role == ROLE_GLOBAL_O)
+        add_slice(w, p->tensors[0], at, m->hidden, (int64_t)m->heads * m->global.head_dim, out, in);
     else if (p->role == ROLE_DOWN && param_in_turns(m))
         add_expert(w, p->tensors[0], at, m, m->hidden, m->mlp, out, in);
     else if (p->role == ROLE_DOWN || p->role == ROLE_DENSE_DOWN)
@@ -485,7 +494,8 @@ size_t layout_fill_slices(const struct layout *l, enum role role)
     const size_t experts = (size_t)l->flow->mixture.experts;
     const enum plan_part part = (enum plan_part)role;
     int32_t n;
-    if (role == ROLE_QKV) /* where there are gates, each query head has a slice for itself */
+    if (role == ROLE_QKV ||
+        role == ROLE_GLOBAL_QKV) /* where there are gates, each query head has a slice for itself */
         return (3 + (size_t)l->flow->gated_heads) *
                (size_t)span_len(blocks_of(l, part, &l->flow->attention, &n));
     if (role == ROLE_ATTENTION_GATE)

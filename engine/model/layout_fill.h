@@ -48,12 +48,24 @@ static inline bool param_is_recurrent(enum role role)
            role == ROLE_RECURRENT_NORM;
 }
 
+/* Of layers that do not slide, and of the others where those have such. */
+static inline bool param_is_global(enum role role)
+{
+    return role == ROLE_GLOBAL_QKV || role == ROLE_GLOBAL_O;
+}
+
+static inline bool param_is_local(enum role role)
+{
+    return role == ROLE_QKV || role == ROLE_O;
+}
+
 /* Of layers that attend. */
 static inline bool param_is_attention(enum role role)
 {
-    return role == ROLE_QKV || role == ROLE_O || role == ROLE_ATTENTION_GATE ||
-           role == ROLE_QKV_BIAS || role == ROLE_O_BIAS || role == ROLE_Q_NORM ||
-           role == ROLE_K_NORM || role == ROLE_SINKS || param_is_latent(role);
+    return param_is_global(role) || role == ROLE_QKV || role == ROLE_O ||
+           role == ROLE_ATTENTION_GATE || role == ROLE_QKV_BIAS || role == ROLE_O_BIAS ||
+           role == ROLE_Q_NORM || role == ROLE_K_NORM || role == ROLE_SINKS ||
+           param_is_latent(role);
 }
 
 /* Those of the attention beside the product. */
@@ -109,7 +121,8 @@ static inline bool param_is_coded(const struct model_config *m, const struct par
         return param_is_expert(p);
     return (part == PLAN_QKV || part == PLAN_O || part == PLAN_GATE_UP || part == PLAN_DOWN ||
             part == PLAN_LATENT || part == PLAN_ATTENTION_GATE || part == PLAN_RECURRENT ||
-            part == PLAN_RECURRENT_OUT || param_is_dense(p->role) || param_is_head(p->role)) &&
+            part == PLAN_RECURRENT_OUT || param_is_global(p->role) || param_is_dense(p->role) ||
+            param_is_head(p->role)) &&
            !(m->quant.left_out >> part & 1);
 }
 
@@ -120,9 +133,10 @@ static inline struct span layout_fill_query_heads(const struct model_config *m, 
     return placement_block(m->heads, n, x);
 }
 
-static inline struct span layout_fill_kv_heads(const struct model_config *m, struct span query)
+static inline struct span layout_fill_kv_heads(const struct model_config *m, int32_t kind,
+                                               struct span query)
 {
-    const int64_t group = m->heads / m->kv_heads;
+    const int64_t group = m->heads / model_config_shape(m, kind).kv_heads;
     if (span_len(query) == 0)
         return (struct span){0, 0};
     return (struct span){query.begin / group, (query.end - 1) / group + 1};

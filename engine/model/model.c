@@ -12,19 +12,34 @@
 /* Do layers that slide turn otherwise? */
 static bool has_local_rope(const struct model_config *cfg)
 {
-    return cfg->window > 0 && memcmp(&cfg->rope, &cfg->local_rope, sizeof cfg->rope) != 0;
+    return model_config_kinds(cfg) > 1 ||
+           (cfg->window > 0 && memcmp(&cfg->rope, &cfg->local_rope, sizeof cfg->rope) != 0);
+}
+
+/* Elements of a head that turn: where layers that slide have other heads they have a table, too. */
+static int32_t rotary_dim(const struct model_config *cfg, bool local)
+{
+    return model_config_shape(cfg, local ? 0 : model_config_kinds(cfg) - 1).rotary_dim;
+}
+
+static struct rotation carve_rotation(struct carver *c, int64_t rows, int32_t dim)
+{
+    return (struct rotation){carve_floats(c, 1, dim / 2), carve_floats(c, rows, dim)};
 }
 
 static size_t carve_all(struct model *m, const struct model_config *cfg, const struct flow *f,
                         int32_t rank, char *base)
 {
     struct carver c = {base, 0};
-    const int64_t e = cfg->rotary_dim, rows = flow_home_rows(f, m->rows_max);
-    m->kv_of = carve(&c, 1, m->heads.heads, sizeof *m->kv_of);
-    m->rope = (struct rotation){carve_floats(&c, 1, e / 2), carve_floats(&c, rows, e)};
+    const int64_t rows = flow_home_rows(f, m->rows_max);
+    for (int32_t i = 0; i < model_config_kinds(cfg); i++)
+        m->kv_of[i] = carve(&c, 1, m->heads[0].heads, sizeof *m->kv_of[i]);
+    m->rope = carve_rotation(&c, rows, rotary_dim(cfg, false));
     if (has_local_rope(cfg))
-        m->local_rope = (struct rotation){carve_floats(&c, 1, e / 2), carve_floats(&c, rows, e)};
-    const int64_t heads = m->heads.heads, key = heads > 0 ? cfg->head_dim : 0;
+        m->local_rope = carve_rotation(&c, rows, rotary_dim(cfg, true));
+    if (cfg->value_norm)
+        m->ones = carve_floats(&c, 1, BACKEND_HEAD_DIM_MAX);
+    const int64_t heads = m->heads[0].heads, key = heads > 0 ? cfg->head_dim : 0;
     if (cfg->latent.value > 0) {
         m->latent.query = carve_floats(&c, rows, cfg->latent.query);
         m->latent.qkv = carve_floats(&c, rows, heads * cfg->head_dim + key);
@@ -94,24 +109,39 @@ size_t model_scratch_bytes(const struct model_config *m, const struct flow *f, i
            base_max_size(experts_bytes(m, f, rank, rows_max), head_bytes(f, rank, rows_max));
 }
 
-/* Uploads the constants of the model. */
-static enum status upload_constants(struct model *m, const struct layout *l, struct err *err)
+static enum status upload_rotation(struct model *m, const struct rope_config *cfg, int32_t dim,
+                                   const struct rotation *r, struct err *err)
 {
-    const int32_t dim = m->config->rotary_dim;
     const size_t half = (size_t)dim / 2;
     float *inv_freq = calloc(half, sizeof *inv_freq);
     if (!inv_freq)
         return base_fail(err, ERR_NOMEM, "model: no memory for %zu frequencies", half);
-    rope_frequencies(&m->config->rope, dim, m->context, inv_freq);
-    m->b->ops->upload(m->b, m->rope.inv_freq, inv_freq, half * sizeof *inv_freq);
-    if (m->local_rope.table) {
-        rope_frequencies(&m->config->local_rope, dim, m->context, inv_freq);
-        m->b->ops->upload(m->b, m->local_rope.inv_freq, inv_freq, half * sizeof *inv_freq);
-    }
+    rope_frequencies(cfg, dim, m->context, inv_freq);
+    m->b->ops->upload(m->b, r->inv_freq, inv_freq, half * sizeof *inv_freq);
     free(inv_freq);
-    m->b->ops->upload(m->b, m->kv_of, l->kv_of, (size_t)m->heads.heads * sizeof *l->kv_of);
-    m->heads.kv_of = m->kv_of;
     return OK;
+}
+
+/* Uploads the constants of the model. */
+static enum status upload_constants(struct model *m, const struct layout *l, struct err *err)
+{
+    enum status st = OK;
+    const struct model_config *cfg = m->config;
+    float ones[BACKEND_HEAD_DIM_MAX];
+    for (size_t i = 0; i < ARRAY_LEN(ones); i++)
+        ones[i] = 1;
+    TRY(upload_rotation(m, &cfg->rope, rotary_dim(cfg, false), &m->rope, err));
+    if (m->local_rope.table)
+        TRY(upload_rotation(m, &cfg->local_rope, rotary_dim(cfg, true), &m->local_rope, err));
+    if (m->ones)
+        m->b->ops->upload(m->b, m->ones, ones, sizeof ones);
+    for (int32_t i = 0; i < model_config_kinds(cfg); i++) {
+        m->b->ops->upload(m->b, m->kv_of[i], l->kv_of[i],
+                          (size_t)m->heads[i].heads * sizeof *l->kv_of[i]);
+        m->heads[i].kv_of = m->kv_of[i];
+    }
+out:
+    return st;
 }
 
 size_t model_comm_bytes(const struct flow *f, int32_t rows_max, int32_t samples_max)
@@ -131,7 +161,7 @@ size_t model_activation_bytes(const struct model_config *m, const struct flow *f
     const int32_t heads = (int32_t)span_len(layout_heads(m, f, rank));
     struct model model = {.rows_max = sizes->rows,
                           .places = sizes->places,
-                          .heads = {.heads = heads},
+                          .heads = {{.heads = heads}},
                           .recurrent = layout_recurrent_heads(m, f, rank)};
     return carve_all(&model, m, f, rank, NULL) +
            parallel_local_bytes(f, rank, sizes->rows, sizes->samples);
@@ -146,7 +176,7 @@ enum status model_open(const struct model_parts *parts, struct model **out, stru
         return base_fail(err, ERR_NOMEM, "model: no memory");
     m->config = cfg;
     m->b = parts->backend;
-    m->kv = parts->kv;
+    memcpy(m->kv, parts->kv, sizeof m->kv);
     m->groups = parts->groups;
     CHECK(kv_groups_count(&m->groups) <= KV_GROUPS_MAX);
     m->progress = parts->progress;
@@ -158,8 +188,9 @@ enum status model_open(const struct model_parts *parts, struct model **out, stru
     m->context = parts->context;
     m->query_beta = m->context > cfg->rope.original_max_position ? (float)cfg->rope.query_beta : 0;
     const struct layout *l = parts->layout;
-    m->heads = (struct heads){(int32_t)span_len(l->heads), (int32_t)span_len(l->kv_heads),
-                              cfg->head_dim, NULL, cfg->latent.value};
+    for (int32_t i = 0; i < model_config_kinds(cfg); i++)
+        m->heads[i] = (struct heads){(int32_t)span_len(l->heads), (int32_t)span_len(l->kv_heads[i]),
+                                     model_config_shape(cfg, i).head_dim, NULL, cfg->latent.value};
     m->recurrent = layout_recurrent_heads(cfg, l->flow, l->rank);
     size_t bytes = carve_all(m, cfg, l->flow, l->rank, NULL);
     m->memory = m->b->ops->alloc(m->b, bytes);
@@ -294,11 +325,11 @@ out:
 }
 
 /* With their positions, where a context may be that long. */
-static enum status grow_queries(struct model *m, struct view qkv, const struct rows *rows,
-                                struct err *err)
+static enum status grow_queries(struct model *m, const struct layer *l, struct view qkv,
+                                const struct rows *rows, struct err *err)
 {
     return m->query_beta > 0
-               ? backend_scale_queries(m->b, qkv, &m->heads, rows->position, m->query_beta,
+               ? backend_scale_queries(m->b, qkv, l->heads, rows->position, m->query_beta,
                                        m->config->rope.original_max_position, err)
                : OK;
 }
@@ -311,10 +342,10 @@ static enum status queries(struct model *m, const struct layer *l, struct cview 
     enum status st = OK;
     struct view q;
     TRY(parallel_linear(m->parallel, &q, from, l->qkv, err));
-    const int32_t cols = m->heads.heads * m->heads.head_dim;
+    const int32_t dim = l->heads->head_dim, cols = l->heads->heads * dim;
     if (cols > 0)
-        TRY(backend_head_linear(m->b, view_f32(m->latent.qkv, q.rows, cols + m->heads.head_dim),
-                                cview_of(q), l->latent.key_up, l->latent.rules.turns, err));
+        TRY(backend_head_linear(m->b, view_f32(m->latent.qkv, q.rows, cols + dim), cview_of(q),
+                                l->latent.key_up, l->latent.rules.turns, err));
 out:
     return st;
 }
@@ -328,7 +359,7 @@ static enum status latent_forward(struct model *m, const struct layer *l, const 
 {
     enum status st = OK;
     struct parallel *p = m->parallel;
-    const struct heads *h = &m->heads;
+    const struct heads *h = l->heads;
     const bool queried = l->latent.rules.query > 0; /* else queries are made of the row itself */
     const int32_t cols = (h->heads + h->kv_heads) * h->head_dim;
     const struct view query = view_f32(m->latent.query, rows->count, l->latent.rules.query);
@@ -342,8 +373,8 @@ static enum status latent_forward(struct model *m, const struct layer *l, const 
         TRY(backend_latent(m->b, query, qkv, cview_of(a), &l->latent.rules, err));
     if (queried)
         TRY(queries(m, l, cview_of(query), err));
-    TRY(grow_queries(m, qkv, rows, err));
-    TRY(backend_rope_attend(m->b, values, qkv, &l->rules, rope, h, &l->attention, rows, m->kv,
+    TRY(grow_queries(m, l, qkv, rows, err));
+    TRY(backend_rope_attend(m->b, values, qkv, &l->rules, rope, h, &l->attention, rows, l->cache,
                             l->kv.layer, err));
     *attn = parallel_input(p, l->o);
     if (h->heads > 0)
@@ -399,11 +430,11 @@ static enum status attention_forward(struct model *m, const struct layer *l,
         TRY(gates_of(m, l->gate, n, &gates, err));
     TRY(parallel_linear(p, &qkv, gated ? parallel_used(p) : n, l->qkv, err));
     if (l->joint.heads > 0)
-        TRY(parallel_joint_norm(p, qkv, &l->joint, &m->heads, err));
-    TRY(grow_queries(m, qkv, rows, err));
+        TRY(parallel_joint_norm(p, qkv, &l->joint, l->heads, err));
+    TRY(grow_queries(m, l, qkv, rows, err));
     *attn = parallel_input(p, l->o);
-    TRY(backend_rope_attend(m->b, *attn, qkv, &l->rules, rope, &m->heads, &l->attention, rows,
-                            m->kv, l->kv.layer, err));
+    TRY(backend_rope_attend(m->b, *attn, qkv, &l->rules, rope, l->heads, &l->attention, rows,
+                            l->cache, l->kv.layer, err));
     if (gated && gates.cols > 0)
         TRY(backend_gate(m->b, *attn, cview_of(gates), err));
 out:
@@ -452,21 +483,23 @@ static enum status layer_forward(struct model *m, const struct layer *l, const s
         TRY(parallel_post_norm(p, &delta, l->post_norm.mlp, eps, err));
     if (scale != 1)
         TRY(parallel_scale(p, &delta, scale, err));
+    if (l->scale)
+        TRY(parallel_add_scaled(p, x, &delta, l->scale, err));
     TRY(parallel_norm(p, n, x, cview_of(delta), gain, eps, next, err));
 out:
     return st;
 }
 
 /* The table of this step's rotation. */
-static enum status rotate(struct model *m, const struct rope_config *cfg, const struct rotation *r,
-                          const struct rows *rows, struct err *err)
+static enum status rotate(struct model *m, const struct rope_config *cfg, int32_t dim,
+                          const struct rotation *r, const struct rows *rows, struct err *err)
 {
     const bool scaled = cfg->kind == ROPE_YARN || cfg->kind == ROPE_LONG;
     const float scale = scaled ? (float)cfg->attention_factor : 1;
     if (!r->table)
         return OK;
-    return backend_rope_table(m->b, view_f32(r->table, rows->count, m->config->rotary_dim),
-                              rows->position, r->inv_freq, scale, err);
+    return backend_rope_table(m->b, view_f32(r->table, rows->count, dim), rows->position,
+                              r->inv_freq, scale, err);
 }
 
 /* Of the sampled rows. */
@@ -499,8 +532,8 @@ enum status model_forward(struct model *m, const struct model_input *in, struct 
     struct rows rows[KV_GROUPS_MAX];
     find_attended(m, in, rows);
     struct view x = parallel_rest(p, m->x), n, wanted;
-    TRY(rotate(m, &cfg->rope, &m->rope, rows, err));
-    TRY(rotate(m, &cfg->local_rope, &m->local_rope, rows, err));
+    TRY(rotate(m, &cfg->rope, rotary_dim(cfg, false), &m->rope, rows, err));
+    TRY(rotate(m, &cfg->local_rope, rotary_dim(cfg, true), &m->local_rope, rows, err));
     TRY(parallel_embed(p, x, in->ids, m->embed, cfg->embed_scale, err));
     TRY(parallel_norm(p, &n, x, nothing, m->layers[0].attn_norm, cfg->norm_eps,
                       first_of(&m->layers[0]), err));

@@ -19,14 +19,14 @@ struct model_parts {
     const struct loaded *weights;
     struct backend *backend;
     struct comm *comm;
-    struct comm_stats *axis_stats; /* one per axis of the plan's mesh */
-    struct kv_cache *kv;
-    struct kv_groups groups;    /* of kv */
-    int32_t rows_max;           /* T of the largest step */
-    int32_t samples_max;        /* R of the largest step */
-    int32_t places;             /* for what layers that recur remember, of slots first */
-    int32_t context;            /* positions that a sequence may have */
-    _Atomic uint64_t *progress; /* bumped once per layer; may be NULL */
+    struct comm_stats *axis_stats;    /* one per axis of the plan's mesh */
+    struct kv_cache *kv[MODEL_KINDS]; /* of layers of each kind of heads, over one memory */
+    struct kv_groups groups;          /* of kv */
+    int32_t rows_max;                 /* T of the largest step */
+    int32_t samples_max;              /* R of the largest step */
+    int32_t places;                   /* for what layers that recur remember, of slots first */
+    int32_t context;                  /* positions that a sequence may have */
+    _Atomic uint64_t *progress;       /* bumped once per layer; may be NULL */
 };
 
 /* The rows of one step. Arrays are borrowed, on the device but for the one that says so. */

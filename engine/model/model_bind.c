@@ -35,11 +35,11 @@ static enum status bind_heads(struct model *m, const struct model_parts *p, enum
     const int32_t rows = flow_home_rows(p->layout->flow, m->rows_max);
     const int32_t first = layout_find(p->layout, role, layer);
     *out = NULL;
-    if (m->heads.heads == 0)
+    if (m->heads[0].heads == 0)
         return OK;
     CHECK(first >= 0);
     return backend_experts_open(m->b, (const struct weight *const *)&p->weights->linear[first],
-                                m->heads.heads, 0, rows, out, err);
+                                m->heads[0].heads, 0, rows, out, err);
 }
 
 static enum status bind_latent(struct model *m, const struct model_parts *p, int32_t layer,
@@ -98,9 +98,12 @@ static void bind_scores(const struct model *m, const struct model_parts *p, int3
     const bool slides = model_config_slides(cfg, layer);
     l->attention = (struct attention){cfg->attention_scale, cfg->attention_softcap,
                                       slides ? cfg->window : 0, vector_of(p, ROLE_SINKS, layer)};
+    const int32_t kind = model_config_kind(cfg, layer);
+    l->heads = &m->heads[kind];
+    l->cache = m->kv[kind];
     l->kv = kv_groups_place(&m->groups, cfg, layer);
     l->rope = slides && m->local_rope.table ? m->local_rope.table : m->rope.table;
-    l->rotary = model_config_turns(cfg, layer) ? cfg->rotary_dim : 0;
+    l->rotary = model_config_turns(cfg, layer) ? model_config_shape(cfg, kind).rotary_dim : 0;
 }
 
 /* Norms of q and k: of each head, or of those of all ranks together. */
@@ -108,9 +111,10 @@ static void bind_rules(const struct model *m, const struct model_parts *p, int32
                        struct layer *l)
 {
     const struct model_config *cfg = m->config;
-    const struct span heads = p->layout->heads, kv = p->layout->kv_heads;
+    const struct span heads = p->layout->heads, kv = p->layout->kv_heads[0];
     const float *q = vector_of(p, ROLE_Q_NORM, layer), *k = vector_of(p, ROLE_K_NORM, layer);
     l->rules = (struct qkv_rules){.bias = vector_of(p, ROLE_QKV_BIAS, layer),
+                                  .v_norm = m->ones,
                                   .eps = cfg->norm_eps,
                                   .interleaved = cfg->interleaved};
     CHECK(!cfg->joint_norm || !l->rules.bias); /* it would come behind the norm */
@@ -138,11 +142,12 @@ static enum status bind_attention(struct model *m, const struct model_parts *p, 
     l->o_bias = vector_of(p, ROLE_O_BIAS, layer);
     bind_scores(m, p, layer, l);
     bind_rules(m, p, layer, l);
-    TRY(bind_linear(m, p, ROLE_QKV, layer, &l->qkv, err));
+    const bool global = model_config_kind(m->config, layer) > 0;
+    TRY(bind_linear(m, p, global ? ROLE_GLOBAL_QKV : ROLE_QKV, layer, &l->qkv, err));
     if (m->config->attention_gate)
         TRY(bind_linear(m, p, ROLE_ATTENTION_GATE, layer, &l->gate, err));
     TRY(bind_latent(m, p, layer, err));
-    TRY(bind_linear(m, p, ROLE_O, layer, &l->o, err));
+    TRY(bind_linear(m, p, global ? ROLE_GLOBAL_O : ROLE_O, layer, &l->o, err));
 out:
     return st;
 }
@@ -207,6 +212,7 @@ enum status model_bind(struct model *m, const struct model_parts *p, struct err 
     for (int32_t i = 0; i < m->config->layers; i++) {
         struct layer *l = &m->layers[i];
         bind_norms(m, p, i, l);
+        l->scale = vector_of(p, ROLE_LAYER_SCALE, i);
         TRY(model_config_recurs(m->config, i) ? bind_recurrent(m, p, i, err)
                                               : bind_attention(m, p, i, err));
         TRY(bind_mlp(m, p, i, err));

@@ -9,8 +9,9 @@ struct layer {
     struct parallel_weight qkv, o, gate_up, down; /* qkv, o: or what recurs has in their place */
     struct parallel_weight gate;                /* beside qkv; no weight where there are no gates */
     const float *attn_norm, *mlp_norm, *o_bias; /* NULL: none */
-    struct {                                    /* of what attention and MLP make */
-        const float *attn, *mlp;                /* NULL: none */
+    const float *scale;          /* [1] of the residual stream at the layer's end; NULL: none */
+    struct {                     /* of what attention and MLP make */
+        const float *attn, *mlp; /* NULL: none */
     } post_norm;
     struct qkv_rules rules;
     struct joint_norm joint; /* instead of norms in the rules; heads 0: none */
@@ -26,6 +27,8 @@ struct layer {
         struct recurrent_state state;
     } recurrent;
     struct attention attention;
+    const struct heads *heads; /* the model's, of the layer's kind */
+    struct kv_cache *cache;    /* borrowed, likewise */
     struct kv_group_place kv;
     const float *rope; /* the model's, or its local one */
     int32_t rotary;    /* elements of a head that turn; 0: the layer has no rotation */
@@ -40,9 +43,9 @@ struct model {
     const struct model_config *config;
     struct backend *b;
     struct parallel *parallel;
-    struct kv_cache *kv;
+    struct kv_cache *kv[MODEL_KINDS];
     struct kv_groups groups;
-    struct heads heads;               /* local */
+    struct heads heads[MODEL_KINDS];  /* local, of layers of each kind */
     struct recurrent_heads recurrent; /* likewise */
     enum activation activation;       /* of the MLP's gate */
     int32_t rows_max, context, places;
@@ -53,8 +56,9 @@ struct model {
     const float *final_norm;
     struct layer *layers;
 
-    void *memory;   /* on the device: all of the following */
-    int32_t *kv_of; /* [H] */
+    void *memory;                /* on the device: all of the following */
+    int32_t *kv_of[MODEL_KINDS]; /* [H] */
+    float *ones;                 /* [E] gains of values' norms; NULL: there are none */
     struct rotation {
         float *inv_freq; /* [E/2]; E: of a head, what turns */
         float *table;    /* [rows in attention, E] */

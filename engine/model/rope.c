@@ -46,6 +46,8 @@ void rope_frequencies(const struct rope_config *r, int32_t dim, int32_t context,
         inv_freq[i] = r->kind == ROPE_LLAMA3   ? llama3_frequency(r, f)
                       : r->kind == ROPE_YARN   ? yarn_frequency(r, dim, i, f)
                       : r->kind == ROPE_LINEAR ? f / (float)r->factor
-                                               : f;
+                      : r->kind == ROPE_PROPORTIONAL
+                          ? (i < (int32_t)(r->part * dim / 2) ? f / (float)r->factor : 0)
+                          : f;
     }
 }

@@ -17,7 +17,9 @@ const enum plan_part flow_linears[FLOW_LINEARS] = {PLAN_QKV,
                                                    PLAN_DENSE_DOWN,
                                                    PLAN_RECURRENT,
                                                    PLAN_RECURRENT_GATES,
-                                                   PLAN_RECURRENT_OUT};
+                                                   PLAN_RECURRENT_OUT,
+                                                   PLAN_GLOBAL_QKV,
+                                                   PLAN_GLOBAL_O};
 
 const enum plan_part flow_of_layer[FLOW_OF_LAYER] = {PLAN_QKV, PLAN_LATENT,  PLAN_ATTENTION_GATE,
                                                      PLAN_O,   PLAN_GATE_UP, PLAN_DOWN};
@@ -54,27 +56,30 @@ static struct extent columns(int64_t units, int32_t unit)
 }
 
 /* Query heads of piece x, and the KV heads they read: width of its block of QKV. */
-static int64_t qkv_width(const struct model_config *m, int32_t pieces, int32_t x)
+static int64_t qkv_width(const struct model_config *m, int32_t kind, int32_t pieces, int32_t x)
 {
-    const int32_t group = m->heads / m->kv_heads;
+    const struct head_shape shape = model_config_shape(m, kind);
+    const int32_t group = m->heads / shape.kv_heads;
     const struct span q = placement_block(m->heads, pieces, x);
     const int64_t kv = span_len(q) > 0 ? (q.end - 1) / group + 1 - q.begin / group : 0;
-    return (span_len(q) + 2 * kv) * m->head_dim;
+    return (span_len(q) + 2 * kv) * shape.head_dim;
 }
 
-static enum status cut_qkv(struct flow *f, const struct model_config *m, struct extent *qkv,
-                           struct err *err)
+/* Columns of QKV of each kind of layers. */
+static enum status cut_qkv(struct flow *f, const struct model_config *m,
+                           struct extent qkv[MODEL_KINDS], struct err *err)
 {
     const int32_t n = spread_pieces(&f->mesh, &f->attention, SPREAD_COLS);
-    *qkv = columns(m->heads, model_config_query_dim(m));
-    if (m->latent.value > 0)
-        return OK;
-    f->qkv_cut = calloc((size_t)n + 1, sizeof *f->qkv_cut);
-    if (!f->qkv_cut)
-        return base_fail(err, ERR_NOMEM, "flow: no memory");
-    for (int32_t x = 0; x < n; x++)
-        f->qkv_cut[x + 1] = f->qkv_cut[x] + qkv_width(m, n, x);
-    *qkv = (struct extent){.units = f->qkv_cut[n], .unit = 1, .pieces = n, .cut = f->qkv_cut};
+    qkv[0] = columns(m->heads, model_config_query_dim(m));
+    qkv[1] = columns(0, 1);
+    for (int32_t i = 0; i < model_config_kinds(m) && m->latent.value == 0; i++) {
+        int64_t *cut = f->qkv_cut[i] = calloc((size_t)n + 1, sizeof *cut);
+        if (!cut)
+            return base_fail(err, ERR_NOMEM, "flow: no memory");
+        for (int32_t x = 0; x < n; x++)
+            cut[x + 1] = cut[x] + qkv_width(m, i, n, x);
+        qkv[i] = (struct extent){.units = cut[n], .unit = 1, .pieces = n, .cut = cut};
+    }
     return OK;
 }
 
@@ -182,11 +187,16 @@ static enum status mixing(const struct course *r, struct flow_phase *p,
 {
     enum status st = OK;
     const struct flow *f = r->f;
+    struct flow_linear *global = &p->linear[PLAN_GLOBAL_QKV];
     struct flow_linear *gate = &p->linear[PLAN_ATTENTION_GATE];
     if (f->recurrent.keys > 0)
         TRY(recurrent(r, p, &c[PLAN_RECURRENT], &c[PLAN_RECURRENT_OUT]));
     if (f->gated_heads > 0)
         gate->out = columns(f->gated_heads, f->head_dim);
+    if (f->globals > 0) {
+        TRY(linear(r, global, &c[PLAN_GLOBAL_QKV], p->rest, f->attention));
+        TRY(linear(r, &p->linear[PLAN_GLOBAL_O], &c[PLAN_GLOBAL_O], f->attention, p->rest));
+    }
     TRY(f->latent.value > 0 ? latents(r, p, &c[PLAN_LATENT], qkv)
         : f->gated_heads > 0
             ? gated(r, gate, &p->linear[PLAN_QKV], &c[PLAN_QKV], p->rest)
@@ -241,7 +251,8 @@ static struct extent dense_columns(const struct model_config *m)
 }
 
 static enum status open_phase(struct flow *f, const struct model_config *m, enum plan_phase phase,
-                              const struct plan *plan, struct extent qkv, struct err *err)
+                              const struct plan *plan, const struct extent qkv[MODEL_KINDS],
+                              struct err *err)
 {
     enum status st = OK;
     const struct course r = {f, typical_rows[phase], err};
@@ -257,12 +268,18 @@ static enum status open_phase(struct flow *f, const struct model_config *m, enum
     }
     struct flow_linear *embed = &p->linear[PLAN_EMBED], *head = &p->linear[PLAN_HEAD];
     p->rest = c[PLAN_EMBED].gives;
-    p->linear[PLAN_QKV].out = qkv;
-    static const enum plan_part special[] = {PLAN_LATENT, PLAN_ATTENTION_GATE, PLAN_RECURRENT,
-                                             PLAN_RECURRENT_GATES, PLAN_RECURRENT_OUT};
+    p->linear[PLAN_QKV].out = qkv[0];
+    static const enum plan_part special[] = {
+        PLAN_LATENT,        PLAN_ATTENTION_GATE, PLAN_RECURRENT, PLAN_RECURRENT_GATES,
+        PLAN_RECURRENT_OUT, PLAN_GLOBAL_QKV,     PLAN_GLOBAL_O};
     for (size_t i = 0; i < ARRAY_LEN(special); i++) /* nothing, where there is none */
         p->linear[special[i]].in = p->linear[special[i]].out = columns(0, 1);
     p->linear[PLAN_O].in = columns(m->heads, model_config_value_dim(m));
+    if (f->globals > 0) {
+        p->linear[PLAN_GLOBAL_QKV].in = p->linear[PLAN_GLOBAL_O].out = f->hidden;
+        p->linear[PLAN_GLOBAL_QKV].out = qkv[1];
+        p->linear[PLAN_GLOBAL_O].in = columns(m->heads, m->global.head_dim);
+    }
     const int32_t experts = flow_passes(&m->mixture);
     const struct extent dense = dense_columns(m);
     p->linear[PLAN_GATE_UP].out = columns(m->mlp, 2 * experts);
@@ -273,7 +290,7 @@ static enum status open_phase(struct flow *f, const struct model_config *m, enum
 
     embed->product = plan_found(&c[PLAN_EMBED]);
     TRY(route(&r, embed->out, embed->product, p->rest, &embed->after));
-    TRY(mixing(&r, p, c, qkv));
+    TRY(mixing(&r, p, c, qkv[0]));
     TRY(linear(&r, &p->linear[PLAN_O], &c[PLAN_O], f->attention, p->rest));
     TRY(linear(&r, &p->linear[PLAN_GATE_UP], &c[PLAN_GATE_UP], p->rest, c[PLAN_GATE_UP].gives));
     TRY(linear(&r, &p->linear[PLAN_DOWN], &c[PLAN_DOWN], c[PLAN_GATE_UP].gives, p->rest));
@@ -350,6 +367,11 @@ static void open_gates(struct flow *f, const struct model_config *m)
     f->gated_heads = m->attention_gate ? m->heads : 0;
     f->recurrent = m->recurrent;
     f->recurring = model_config_recurring(m);
+    f->globals = model_config_kinds(m) > 1 ? model_config_attending(m, 1) : 0;
+    if (f->globals > 0) {
+        f->choice[PLAN_GLOBAL_QKV] = f->choice[PLAN_QKV];
+        f->choice[PLAN_GLOBAL_O] = f->choice[PLAN_O];
+    }
     if (f->gated_heads > 0)
         f->choice[PLAN_ATTENTION_GATE] = f->choice[PLAN_QKV];
     if (f->recurring == 0)
@@ -549,15 +571,17 @@ static enum status check_latents(const struct flow *f, const struct plan *plan, 
  * have to stay where they are made. */
 static enum status check_gates(const struct flow *f, const struct plan *plan, struct err *err)
 {
-    for (int32_t phase = 0; phase < PLAN_PHASES && (f->gated_heads > 0 || f->recurrent.keys > 0);
-         phase++)
+    const bool asked = f->gated_heads > 0 || f->recurrent.keys > 0 || f->globals > 0;
+    for (int32_t phase = 0; phase < PLAN_PHASES && asked; phase++)
         if (f->phase[phase].linear[PLAN_QKV].after.count > 0 ||
             f->phase[phase].linear[PLAN_QKV].summa || f->phase[phase].linear[PLAN_QKV].gathered ||
             flow_homes(f) > 1)
-            return base_fail(err, ERR_USAGE,
-                             "%s: heads with gates, and layers that recur, have to stay where they "
-                             "are made, for all sequences; 1d and 1d_sp are layouts where they do",
-                             plan_where(plan));
+            return base_fail(
+                err, ERR_USAGE,
+                "%s: heads with gates, or of two sizes, and layers that recur, have to "
+                "stay where they are made, for all sequences; 1d and 1d_sp are layouts "
+                "where they do",
+                plan_where(plan));
     return OK;
 }
 
@@ -580,7 +604,7 @@ enum status flow_open(const struct plan *plan, const struct model_config *m,
                       const struct backend_ops *ops, struct flow **out, struct err *err)
 {
     enum status st = OK;
-    struct extent qkv;
+    struct extent qkv[MODEL_KINDS];
     struct flow *f = calloc(1, sizeof *f);
     if (!f)
         return base_fail(err, ERR_NOMEM, "flow: no memory");
@@ -605,7 +629,7 @@ enum status flow_open(const struct plan *plan, const struct model_config *m,
     f->o_bias = m->o_bias;
     f->scaled = m->residual_scale != 1;
     f->ops = ops;
-    TRY(cut_qkv(f, m, &qkv, err));
+    TRY(cut_qkv(f, m, qkv, err));
     TRY(open_joint(f, m, err));
     if (!f->pooling)
         TRY(open_logits(f, m, err));
@@ -634,6 +658,7 @@ void flow_close(struct flow *f)
 {
     if (!f)
         return;
-    free(f->qkv_cut);
+    for (int32_t i = 0; i < MODEL_KINDS; i++)
+        free(f->qkv_cut[i]);
     free(f);
 }

@@ -28,7 +28,7 @@ enum { FLOW_ROWS_MAX = 1 << 20 }; /* a step is smaller */
 
 /* Linears inside layers, of any kind; and those of one layer, where a mixture has its experts and
  * attention is what mixes rows. What ranks receive in a layer of another kind is as much. */
-enum { FLOW_LINEARS = 11, FLOW_OF_LAYER = 6 };
+enum { FLOW_LINEARS = 13, FLOW_OF_LAYER = 6 };
 extern const enum plan_part flow_linears[FLOW_LINEARS], flow_of_layer[FLOW_OF_LAYER];
 
 /* A linear, the table, or the head. */
@@ -51,10 +51,10 @@ struct flow {
     uint64_t hash; /* of the plan and the model's sizes: equal on all ranks */
     struct mesh mesh;
     struct plan_choice choice[PLAN_LINEARS];
-    struct spread logits;         /* every column on one rank */
-    struct route whole;           /* from there to all columns on every rank */
-    struct spread attention, mlp; /* mlp: gate/up's output, columns of both side by side */
-    int64_t *qkv_cut;             /* owned; columns of QKV at the finest cut */
+    struct spread logits;          /* every column on one rank */
+    struct route whole;            /* from there to all columns on every rank */
+    struct spread attention, mlp;  /* mlp: gate/up's output, columns of both side by side */
+    int64_t *qkv_cut[MODEL_KINDS]; /* owned; columns of QKV at the finest cut, of each kind */
     struct {
         struct extent heads; /* of q and of k behind them; units 0: there are no joint norms */
         struct route sums;   /* adds squares: of each head one rank has them, all others zero */
@@ -67,6 +67,7 @@ struct flow {
     /* Keys 0: no layer recurs. What ranks receive in one that does is what they do in others. */
     struct recurrent_config recurrent;
     int32_t recurring; /* so many do */
+    int32_t globals;   /* so many layers have other heads, GLOBAL_QKV and GLOBAL_O */
     struct extent hidden;
     enum dtype dtype; /* of the weights */
     struct quant_config quant;

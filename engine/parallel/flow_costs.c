@@ -79,9 +79,13 @@ int32_t flow_layers(const struct flow *f, enum plan_part part, int32_t layers)
         part == PLAN_RECURRENT || part == PLAN_RECURRENT_GATES || part == PLAN_RECURRENT_OUT;
     const int32_t of_dense = f->mixture.dense < layers ? f->mixture.dense : layers;
     const int32_t recurring = f->recurring < layers ? f->recurring : layers;
+    const int32_t globals = f->globals < layers ? f->globals : layers;
     if (dense || mlp)
         return dense ? of_dense : layers - of_dense;
-    return recurs ? recurring : layers - recurring;
+    if (part == PLAN_GLOBAL_QKV || part == PLAN_GLOBAL_O)
+        return globals;
+    const bool local = part == PLAN_QKV || part == PLAN_O;
+    return recurs ? recurring : layers - recurring - (local ? globals : 0);
 }
 
 /* What a rank's heads make of latents: keys' matrices are for queries, values' for what attention

@@ -256,6 +256,15 @@ enum status parallel_scale(struct parallel *p, struct view *delta, float by, str
     return backend_scale(p->b, *delta, cview_of(from), by, err);
 }
 
+enum status parallel_add_scaled(struct parallel *p, struct view x, struct view *delta,
+                                const float *scale, struct err *err)
+{
+    const struct cview from = cview_of(*delta);
+    CHECK(!p->due);
+    *delta = (struct view){0};
+    return backend_add(p->b, x, from, scale, err);
+}
+
 enum status parallel_post_norm(struct parallel *p, struct view *delta, const float *gain, float eps,
                                struct err *err)
 {
@@ -312,7 +321,7 @@ static enum status take_as_is(struct parallel *p, struct view *n, struct view x,
 {
     CHECK(!p->due);
     *n = x;
-    return delta.data ? backend_add(p->b, x, delta, err) : OK;
+    return delta.data ? backend_add(p->b, x, delta, NULL, err) : OK;
 }
 
 enum status parallel_norm(struct parallel *p, struct view *n, struct view x, struct cview delta,
@@ -347,8 +356,8 @@ out:
 /* Is the product what the residual stream gets? */
 static bool is_added(enum plan_part part)
 {
-    return part == PLAN_O || part == PLAN_RECURRENT_OUT || part == PLAN_DOWN ||
-           part == PLAN_DENSE_DOWN;
+    return part == PLAN_O || part == PLAN_GLOBAL_O || part == PLAN_RECURRENT_OUT ||
+           part == PLAN_DOWN || part == PLAN_DENSE_DOWN;
 }
 
 /* What becomes of a product; of one that parallel_norm is given nothing yet, if it can make the sum

@@ -68,6 +68,10 @@ enum status parallel_expert_bias(struct parallel *p, struct view *delta, const f
 /* *delta, as from any of those, is multiplied. Valid until the next linear or norm. */
 enum status parallel_scale(struct parallel *p, struct view *delta, float by,
                            struct err *err) MUST_USE;
+/* x = (x + *delta) * scale[0], which is on the device; then *delta is nothing. delta: what the last
+ * norm of a product has made. */
+enum status parallel_add_scaled(struct parallel *p, struct view x, struct view *delta,
+                                const float *scale, struct err *err) MUST_USE;
 /* *delta, as from any of those, becomes its rmsnorm over whole rows. gain: of all columns. Valid
  * until the next linear or norm. */
 enum status parallel_post_norm(struct parallel *p, struct view *delta, const float *gain, float eps,

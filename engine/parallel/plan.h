@@ -117,6 +117,9 @@ enum plan_part {
     PLAN_RECURRENT,
     PLAN_RECURRENT_GATES,
     PLAN_RECURRENT_OUT,
+    /* Of layers that do not slide, where their heads are others; placed as QKV and O are. */
+    PLAN_GLOBAL_QKV,
+    PLAN_GLOBAL_O,
     PLAN_LINEARS
 };
 struct plan_layer {
