@@ -282,6 +282,9 @@ struct routing_rules {
     float scale;             /* of these shares */
     const float *correction; /* [E - shared] added to scores for the choice alone, on the device;
                                 NULL: there is none */
+    /* [E - shared] on the device: the share of an expert that is chosen by its score is multiplied
+     * with its own, last; NULL: there is none */
+    const float *expert_scale;
     /* 0: all may be chosen. Else only those of `kept` groups, out of so many that the others are
      * divided into, one after the other: those with the largest score in them, or with a
      * correction, sum of the two largest corrected ones; ties to the lowest group. */

@@ -181,8 +181,9 @@ static inline void staged_route(struct backend *b, const struct routing *r, stru
     struct staged *s = staged_of(b);
     const struct routing dr = staged_routing(s, r, logits.rows);
     struct routing_rules on_device = *rules;
-    on_device.correction =
-        staged_in(s, rules->correction, (size_t)(r->experts - rules->shared) * sizeof(float));
+    const size_t routed = (size_t)(r->experts - rules->shared) * sizeof(float);
+    on_device.correction = staged_in(s, rules->correction, routed);
+    on_device.expert_scale = staged_in(s, rules->expert_scale, routed);
     s->inner->ops->route(s->inner, &dr, staged_cview(s, logits), &on_device);
     staged_out(s, r->expert);
     staged_end(s, r->share);

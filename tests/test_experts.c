@@ -11,6 +11,7 @@ struct route_case {
     bool among, ties;
     bool sigmoid, corrects, gated;
     int32_t shared, groups, kept;
+    bool scales; /* each expert's share by its own */
 };
 
 static const struct routing_rules parts_of_all = {.scale = 1};
@@ -40,11 +41,12 @@ static void route_rows(struct backend *b, const struct route_case *c, const floa
                        const struct routing *r)
 {
     const size_t routed = (size_t)(c->experts - c->shared);
-    float *correction = generated(15, routed);
+    float *correction = generated(15, routed), *scale = generated(17, routed);
     const struct routing_rules rules = {.sigmoid = c->sigmoid,
                                         .among = c->among,
                                         .scale = c->sigmoid ? 2.5f : 1,
                                         .correction = c->corrects ? correction : NULL,
+                                        .expert_scale = c->scales ? scale : NULL,
                                         .groups = c->groups,
                                         .kept = c->kept,
                                         .shared = c->shared,
@@ -52,6 +54,7 @@ static void route_rows(struct backend *b, const struct route_case *c, const floa
     const int32_t cols = backend_route_logits(c->experts, &rules);
     ok(backend_route(b, r, (struct cview){logits, DTYPE_F32, c->rows, cols}, &rules, &err));
     guarded_free(correction, routed);
+    guarded_free(scale, routed);
 }
 
 /* Experts and shares of all rows, as floats. */
@@ -106,7 +109,12 @@ static void test_route(void **state UNUSED)
         {5, 8, 2, true, .corrects = true},
         {33, 60, 4, .corrects = true},
         {70, 130, 8, true, .corrects = true, .shared = 2},
-        {7, 1024, 64, true, .ties = true, .corrects = true}};
+        {7, 1024, 64, true, .ties = true, .corrects = true},
+        {7, 128, 8, true, .scales = true},
+        {33, 60, 4, .ties = true, .scales = true},
+        {70, 129, 9, true, .sigmoid = true, .corrects = true, .shared = 1, .scales = true},
+        {5, 70, 8, .shared = 4, .gated = true, .scales = true},
+        {9, 66, 6, true, .groups = 11, .kept = 2, .scales = true}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++)
         check_route(&cases[i]);
 }

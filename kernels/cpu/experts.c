@@ -193,6 +193,8 @@ static void route_scored(int32_t *expert, float *share, const float *logit, int3
     total = numerics_divisor(total, rules->among, rules->sigmoid, known);
     for (int32_t i = 0; i < count; i++)
         share[i] = share[i] / total * rules->scale;
+    for (int32_t i = 0; i < count && rules->expert_scale; i++)
+        share[i] *= rules->expert_scale[expert[i]];
 }
 
 void experts_route(struct backend *b, const struct routing *r, struct cview logits,

@@ -182,6 +182,7 @@ __global__ void route_kernel(struct routes r)
         return;
     const int32_t shared = r.rules.shared, chosen = r.chosen + shared;
     const float *logit = r.logits + row * (r.experts + r.rules.gated);
+    const float *own = r.rules.expert_scale;
     struct scores s = {logit, r.rules.sigmoid, 0, 1};
     const bool known = r.rules.correction != nullptr && !s.sigmoid;
     float max = 0, total = 0;
@@ -202,7 +203,8 @@ __global__ void route_kernel(struct routes r)
         const int64_t at = row * chosen + n + __popc(all & ((1u << lane) - 1));
         if (mine) {
             r.expert[at] = begin + lane;
-            r.share[at] = score_of(s, begin + lane) / total * r.rules.scale;
+            const float share = score_of(s, begin + lane) / total * r.rules.scale;
+            r.share[at] = own == nullptr ? share : share * own[begin + lane];
         }
         n += __popc(all);
     }

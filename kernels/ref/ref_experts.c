@@ -95,7 +95,8 @@ void ref_route(struct backend *b, const struct routing *r, struct cview logits,
             total = fmax(total, 1e-12);
         for (int32_t i = 0; i < count; i++)
             share[i] = (float)(score_of(logits, t, expert[i], routed, rules) /
-                               (rules->among ? total : 1) * (double)rules->scale);
+                               (rules->among ? total : 1) * (double)rules->scale *
+                               (rules->expert_scale ? (double)rules->expert_scale[expert[i]] : 1));
         for (int32_t i = count; i < r->chosen; i++) {
             expert[i] = routed + i - count;
             share[i] = rules->gated ? (float)ref_sigmoid((double)ref_at(logits, t, routed)) : 1;
