@@ -604,6 +604,23 @@ enum status backend_act_mul(struct backend *b, struct view y, struct cview gu, e
     return OK;
 }
 
+enum status backend_act_by(struct backend *b, struct view y, struct cview x, const float *by,
+                           size_t stride, enum activation act, struct err *err)
+{
+    REQUIRE("act_by", has_shape(x, y.rows, y.cols) && is_matrix(cview_of(y)), y, x);
+    REQUIRE("act_by", is_same_or_apart(cview_of(y), x), y, x);
+    REQUIRE("act_by", act == ACT_SILU || act == ACT_GELU_TANH, y, x);
+    REQUIRE("act_by", stride >= (size_t)y.cols && stride <= INT32_MAX, y, x);
+    if (y.rows == 0 || y.cols == 0)
+        return OK;
+    REQUIRE("act_by", by != NULL, y, x);
+    const struct cview rows = {by, DTYPE_F32, y.rows - 1, (int32_t)stride}; /* but the last */
+    const struct cview last = {by + (size_t)rows.rows * stride, DTYPE_F32, 1, y.cols};
+    REQUIRE("act_by", is_apart(cview_of(y), rows) && is_apart(cview_of(y), last), y, x);
+    b->ops->act_by(b, y, x, by, stride, act);
+    return OK;
+}
+
 enum status backend_scale(struct backend *b, struct view y, struct cview x, float by,
                           struct err *err)
 {

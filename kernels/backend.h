@@ -508,6 +508,10 @@ struct backend_ops {
     void (*gate)(struct backend *b, struct view y, struct cview x);
     /* y[T, F] of gu[T, 2F] */
     void (*act_mul)(struct backend *b, struct view y, struct cview gu, enum activation act);
+    /* y[T, F] = act(x[T, F]) * by[t, 0..F), of whose rows each begins `stride` floats behind the
+     * one before; act is not of pairs. The bits are act_mul's of [x | by]. y may alias x. fp32. */
+    void (*act_by)(struct backend *b, struct view y, struct cview x, const float *by, size_t stride,
+                   enum activation act);
     /* y = x * by. y may alias x. */
     void (*scale)(struct backend *b, struct view y, struct cview x, float by);
     /* x[R, V] = numerics_softcap(x, cap), cap > 0 */
@@ -656,6 +660,8 @@ enum status backend_gate(struct backend *b, struct view y, struct cview x,
                          struct err *err) MUST_USE;
 enum status backend_act_mul(struct backend *b, struct view y, struct cview gu, enum activation act,
                             struct err *err) MUST_USE;
+enum status backend_act_by(struct backend *b, struct view y, struct cview x, const float *by,
+                           size_t stride, enum activation act, struct err *err) MUST_USE;
 enum status backend_scale(struct backend *b, struct view y, struct cview x, float by,
                           struct err *err) MUST_USE;
 enum status backend_softcap(struct backend *b, struct view x, float cap, struct err *err) MUST_USE;

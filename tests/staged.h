@@ -458,6 +458,17 @@ static inline void staged_act_mul(struct backend *b, struct view y, struct cview
     staged_end(s, y.data);
 }
 
+static inline void staged_act_by(struct backend *b, struct view y, struct cview x, const float *by,
+                                 size_t stride, enum activation act)
+{
+    struct staged *s = staged_of(b);
+    const size_t last = y.rows > 0 ? (size_t)y.rows - 1 : 0,
+                 width = y.rows > 0 ? (size_t)y.cols : 0;
+    s->inner->ops->act_by(s->inner, staged_view(s, y), staged_cview(s, x),
+                          staged_in(s, by, (last * stride + width) * 4), stride, act);
+    staged_end(s, y.data);
+}
+
 static inline void staged_scale(struct backend *b, struct view y, struct cview x, float by)
 {
     struct staged *s = staged_of(b);
@@ -715,6 +726,7 @@ static inline struct backend *staged_open(struct backend *inner)
     s->ops.delta_rule = staged_delta_rule;
     s->ops.gate = staged_gate;
     s->ops.act_mul = staged_act_mul;
+    s->ops.act_by = staged_act_by;
     s->ops.scale = staged_scale;
     s->ops.softcap = staged_softcap;
     s->ops.select = staged_select;

@@ -1,6 +1,7 @@
-/* Products in 16 bits, and what act_mul makes of them. A device says for which products it writes
- * them so (linear_out); then each is the one in fp32, rounded once: near ref by that rounding and
- * what the product may be off anyway and, on the emulated device, to the last bit. */
+/* Products in 16 bits, and what act_mul makes of them; and act_by, which is it. A device says for
+ * which products it writes them so (linear_out); then each is the one in fp32, rounded once: near
+ * ref by that rounding and what the product may be off anyway and, on the emulated device, to the
+ * last bit. */
 #include "tests/emulate/calls.h"
 #include "tests/made_weight.h"
 #include "tests/only.h"
@@ -158,6 +159,66 @@ static void test_activations(void **state UNUSED)
     }
 }
 
+/* ---- act_by ---- */
+
+struct by_case {
+    int32_t rows, cols, stride, first; /* `by` is columns [first, first + cols) of `stride` */
+};
+
+/* With both activations, beside x and in its place; and as act_mul has it. */
+static void by_case(struct backend *b, const void *arg, float *out)
+{
+    const struct by_case *c = arg;
+    const size_t rows = (size_t)c->rows, cols = (size_t)c->cols, stride = (size_t)c->stride;
+    const size_t n = rows * cols;
+    float *x = generated(18, n), *wide = guarded(rows * stride), *gu = guarded(2 * n);
+    const float *by = wide + c->first;
+    for (size_t t = 0; t < rows; t++) { /* beside `by` are canaries */
+        for (size_t i = 0; i < cols; i++) {
+            x[t * cols + i] *= i % 7 == 0 ? 95.0f : 5.0f;
+            wide[t * stride + (size_t)c->first + i] = gen(19, t * cols + i);
+        }
+        memcpy(gu + 2 * t * cols, x + t * cols, cols * sizeof *gu);
+        memcpy(gu + (2 * t + 1) * cols, by + t * stride, cols * sizeof *gu);
+    }
+    const struct cview from = {x, DTYPE_F32, c->rows, c->cols},
+                       both = {gu, DTYPE_F32, c->rows, 2 * c->cols};
+    for (int act = 0; act < 2; act++, out += 2 * n) {
+        const enum activation a = act == 0 ? ACT_SILU : ACT_GELU_TANH;
+        const struct view y = view_f32(out, c->rows, c->cols);
+        const struct view again = view_f32(out + n, c->rows, c->cols);
+        ok(backend_act_mul(b, y, both, a, &err));
+        memcpy(again.data, x, n * sizeof *x);
+        ok(backend_act_by(b, again, cview_of(again), by, stride, a, &err));
+        assert_bits("act_by in place", again.data, y.data, n);
+        ok(backend_act_by(b, y, from, by, stride, a, &err));
+        assert_bits("act_by", y.data, again.data, n);
+    }
+    guarded_free(x, n);
+    guarded_free(wide, rows * stride);
+    guarded_free(gu, 2 * n);
+}
+
+static void test_act_by(void **state UNUSED)
+{
+    static const struct by_case slices[] = {
+        {1, 1, 1, 0},       {3, 8, 24, 8},  {5, 8, 24, 7},         {4, 8, 26, 8},
+        {0, 8, 24, 8},      {4, 17, 51, 0}, {7, 256, 2560, 2304},  {40, 256, 256, 0},
+        {2, 1028, 2056, 0}, {3, 0, 8, 8},   {5, 2047, 4094, 2047}, {300, 64, 192, 128}};
+    for (size_t i = 0; i < ARRAY_LEN(slices); i++)
+        run_case("act_by", by_case, &slices[i], 4 * (size_t)(slices[i].rows * slices[i].cols), 1e-6,
+                 2e-6);
+}
+
+static void act_by_is_refused(struct backend *b, float *y, const float *x, const float *by,
+                              size_t stride, enum activation act)
+{
+    const struct cview from = {x, DTYPE_F32, 2, 8};
+    assert_int_equal(backend_act_by(b, view_f32(y, 2, 8), from, by, stride, act, &err),
+                     ERR_INTERNAL);
+    assert_non_null(strstr(err.text, "act_by"));
+}
+
 /* ---- arguments ---- */
 
 static void expect_refused(struct backend *b, int32_t rows, enum dtype weight, enum dtype y)
@@ -186,14 +247,24 @@ static void test_arguments(void **state UNUSED)
             expect_refused(b, 20, DTYPE_BF16, DTYPE_BF16);
         assert_int_equal(backend_act_mul(b, view_f32(y, 2, 8), codes, ACT_SILU, &err),
                          ERR_INTERNAL);
+        act_by_is_refused(b, y, x, x + 16, 16, ACT_SWIGLU_PAIRS);
+        act_by_is_refused(b, y, x, x + 16, 7, ACT_SILU);
+        act_by_is_refused(b, y, x, NULL, 16, ACT_SILU);
+        act_by_is_refused(b, x + 4, x, y, 16, ACT_SILU);
+        act_by_is_refused(b, x + 20, x, x + 16, 8, ACT_SILU);
+        act_by_is_refused(b, x + 48, x, x + 16, 32, ACT_SILU);
+        ok(backend_act_by(b, view_f32(y, 2, 8), (struct cview){x, DTYPE_F32, 2, 8}, x + 16, 16,
+                          ACT_GELU_TANH, &err));
+        ok(backend_act_by(b, view_f32(x + 48, 2, 8), (struct cview){x, DTYPE_F32, 2, 8}, x + 16, 24,
+                          ACT_SILU, &err)); /* right behind the last row */
     }
 }
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_products),
-                                       cmocka_unit_test(test_activations),
-                                       cmocka_unit_test(test_arguments)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_products), cmocka_unit_test(test_activations),
+        cmocka_unit_test(test_act_by), cmocka_unit_test(test_arguments)};
     only(argc, argv);
     return cmocka_run_group_tests(tests, open_invariant_too, close_subjects);
 }

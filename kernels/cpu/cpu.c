@@ -102,7 +102,7 @@ static void cpu_parallel(struct backend *b, int64_t count, int64_t grain,
         .softcap = rowops_softcap, .select = rowops_select, .copy = rowops_copy,                   \
         .sum_tree = rowops_sum_tree, .sample = sample_run, .survey = elect_survey,                 \
         .nominate = elect_nominate, .elect = elect_run, .logprobs = logprobs_run,                  \
-        .rope_attend = host_memory_rope_attend,                                                    \
+        .rope_attend = host_memory_rope_attend, .act_by = rowops_act_by,                           \
     }
 
 struct variant {

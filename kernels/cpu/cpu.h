@@ -264,6 +264,8 @@ void rowops_rope_table(struct backend *b, struct view table, const int32_t *posi
                        const float *inv_freq, float scale);
 void rowops_gate(struct backend *b, struct view y, struct cview x);
 void rowops_act_mul(struct backend *b, struct view y, struct cview gu, enum activation act);
+void rowops_act_by(struct backend *b, struct view y, struct cview x, const float *by, size_t stride,
+                   enum activation act);
 void rowops_scale(struct backend *b, struct view y, struct cview x, float by);
 void rowops_softcap(struct backend *b, struct view x, float cap);
 void rowops_select(struct backend *b, struct view y, struct cview x, const int32_t *index);

@@ -417,7 +417,8 @@ void rowops_gate(struct backend *b, struct view y, struct cview x)
 struct act_job {
     void (*act_mul)(float *y, const float *gate, const float *up, int32_t n);
     float *y;
-    const float *gu;
+    const float *gate, *up;
+    size_t gate_stride, up_stride; /* floats between rows */
     int32_t cols;
 };
 
@@ -425,18 +426,26 @@ static void act_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
 {
     const struct act_job *j = arg;
     (void)worker;
-    const size_t cols = (size_t)j->cols;
-    for (int64_t t = begin; t < end; t++) {
-        const float *row = j->gu + (size_t)t * 2 * cols;
-        j->act_mul(j->y + (size_t)t * cols, row, row + cols, j->cols);
-    }
+    for (int64_t t = begin; t < end; t++)
+        j->act_mul(j->y + t * j->cols, j->gate + (size_t)t * j->gate_stride,
+                   j->up + (size_t)t * j->up_stride, j->cols);
 }
 
 void rowops_act_mul(struct backend *b, struct view y, struct cview gu, enum activation act)
 {
     struct cpu_backend *c = cpu_of(b);
-    struct act_job j = {c->isa->act_mul[act], y.data, gu.data, y.cols};
+    const float *from = gu.data;
+    const size_t stride = (size_t)gu.cols;
+    struct act_job j = {c->isa->act_mul[act], y.data, from, from + y.cols, stride, stride, y.cols};
     CHECK(y.dtype == DTYPE_F32 && gu.dtype == DTYPE_F32);
+    pool_run(c->pool, y.rows, grain(4 * y.cols), act_rows, &j);
+}
+
+void rowops_act_by(struct backend *b, struct view y, struct cview x, const float *by, size_t stride,
+                   enum activation act)
+{
+    struct cpu_backend *c = cpu_of(b);
+    struct act_job j = {c->isa->act_mul[act], y.data, x.data, by, (size_t)x.cols, stride, y.cols};
     pool_run(c->pool, y.rows, grain(4 * y.cols), act_rows, &j);
 }
 

@@ -67,6 +67,39 @@ void act_mul(struct backend *b, struct view y, struct cview gu, enum activation 
 }
 
 /* Block (row, part of it). */
+template <bool ALIGNED>
+__global__ void act_by_kernel(float *y, const float *x, const float *by, int64_t stride,
+                              int32_t cols, enum activation act)
+{
+    const int64_t row = (int64_t)blockIdx.x * cols;
+    const int32_t i = part_column();
+    launch_release();
+    launch_wait();
+    four v = load_four<ALIGNED>(x + row, i, cols);
+    const four up = load_four<ALIGNED>(by + blockIdx.x * stride, i, cols);
+#pragma unroll
+    for (int k = 0; k < FOUR; k++)
+        v.e[k] = activate(act, v.e[k], up.e[k]);
+    store_four<ALIGNED>(y + row, i, cols, v);
+}
+
+void act_by(struct backend *b, struct view y, struct cview x, const float *by, size_t stride,
+            enum activation act)
+{
+    struct cuda_backend *c = cuda_of(b);
+    float *to = (float *)y.data;
+    const float *from = (const float *)x.data;
+    const int64_t step = (int64_t)stride;
+    if (y.rows == 0 || y.cols == 0)
+        return;
+    const dim3 parts = parts_of(y.rows, y.cols);
+    if (are_fours(y.cols, to, from, by) && step % FOUR == 0)
+        LAUNCH_AHEAD(c, act_by_kernel<true>, parts, THREADS, 0, to, from, by, step, y.cols, act);
+    else
+        LAUNCH_AHEAD(c, act_by_kernel<false>, parts, THREADS, 0, to, from, by, step, y.cols, act);
+}
+
+/* Block (row, part of it). */
 template <bool ALIGNED> __global__ void gate_kernel(struct elements y, const float *x, int32_t cols)
 {
     const int64_t row = (int64_t)blockIdx.x * cols;

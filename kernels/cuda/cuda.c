@@ -270,6 +270,7 @@ static void kv_close(struct kv_cache *kv)
         .softcap = rowops_softcap, .select = rowops_select, .copy = rowops_copy,                   \
         .sum_tree = rowops_sum_tree, .sample = sample_run, .survey = elect_survey,                 \
         .nominate = elect_nominate, .elect = elect_run, .logprobs = sample_logprobs,               \
+        .act_by = act_by,                                                                          \
     }
 
 const struct backend_ops cuda_ops =

@@ -256,6 +256,8 @@ void rowops_sum_tree(struct backend *b, float *y, const float *const *addends, i
 
 /* act.cu */
 void act_mul(struct backend *b, struct view y, struct cview gu, enum activation act);
+void act_by(struct backend *b, struct view y, struct cview x, const float *by, size_t stride,
+            enum activation act);
 void act_gate(struct backend *b, struct view y, struct cview x);
 
 /* rope.cu */

@@ -303,6 +303,17 @@ static void act_mul(struct backend *b, struct view y, struct cview gu, enum acti
         }
 }
 
+static void act_by(struct backend *b, struct view y, struct cview x, const float *by, size_t stride,
+                   enum activation act)
+{
+    (void)b;
+    for (int32_t t = 0; t < y.rows; t++)
+        for (int32_t i = 0; i < y.cols; i++) {
+            const float up = by[(size_t)t * stride + (size_t)i];
+            *ref_cell(y, t, i) = (float)activate((double)ref_at(x, t, i), (double)up, act);
+        }
+}
+
 static void scale(struct backend *b, struct view y, struct cview x, float by)
 {
     (void)b;
@@ -411,6 +422,7 @@ const struct backend_ops ref_ops = {
     .delta_rule = ref_delta_rule,
     .gate = ref_gate,
     .act_mul = act_mul,
+    .act_by = act_by,
     .scale = scale,
     .softcap = softcap,
     .select = select_rows,
