@@ -189,8 +189,10 @@ enum status model_open(const struct model_parts *parts, struct model **out, stru
     m->query_beta = m->context > cfg->rope.original_max_position ? (float)cfg->rope.query_beta : 0;
     const struct layout *l = parts->layout;
     for (int32_t i = 0; i < model_config_kinds(cfg); i++)
-        m->heads[i] = (struct heads){(int32_t)span_len(l->heads), (int32_t)span_len(l->kv_heads[i]),
-                                     model_config_shape(cfg, i).head_dim, NULL, cfg->latent.value};
+        m->heads[i] = (struct heads){.heads = (int32_t)span_len(l->heads),
+                                     .kv_heads = (int32_t)span_len(l->kv_heads[i]),
+                                     .head_dim = model_config_shape(cfg, i).head_dim,
+                                     .latent = cfg->latent.value};
     m->recurrent = layout_recurrent_heads(cfg, l->flow, l->rank);
     size_t bytes = carve_all(m, cfg, l->flow, l->rank, NULL);
     m->memory = m->b->ops->alloc(m->b, bytes);
