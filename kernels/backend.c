@@ -159,13 +159,13 @@ static bool is_heads(const struct heads *h)
                             h->latent <= BACKEND_HEAD_DIM_MAX && h->head_dim <= BACKEND_KEY_DIM_MAX
                       : h->latent == 0 && h->head_dim <= BACKEND_HEAD_DIM_MAX;
     return h->heads >= 0 && h->kv_heads >= 0 && h->head_dim >= 2 && h->head_dim % 2 == 0 && dims &&
-           (h->heads == 0 || (h->kv_of != NULL && h->kv_heads > 0));
+           !(h->alone && h->latent > 0) && (h->heads == 0 || (h->kv_of != NULL && h->kv_heads > 0));
 }
 
 static int64_t qkv_cols(const struct heads *h)
 {
     const int32_t sides = h->latent > 0 ? 1 : 2;
-    return ((int64_t)h->heads + sides * (int64_t)h->kv_heads) * h->head_dim;
+    return ((int64_t)h->heads + sides * (int64_t)backend_kv_given(h)) * h->head_dim;
 }
 
 /* Without a cache, whose table there need not be then, and with one. */
@@ -443,7 +443,8 @@ enum status backend_add(struct backend *b, struct view x, struct cview delta, co
 static enum status check_joint(const char *op, struct cview squares, struct cview qkv,
                                const struct joint_norm *n, const struct heads *h, struct err *err)
 {
-    REQUIRE(op, is_heads(h) && is_matrix(qkv) && qkv.cols == qkv_cols(h), squares, qkv);
+    REQUIRE(op, is_heads(h) && !h->alone, squares, qkv);
+    REQUIRE(op, is_matrix(qkv) && qkv.cols == qkv_cols(h), squares, qkv);
     REQUIRE(op, has_shape(squares, qkv.rows, n->heads + n->kv_heads), squares, qkv);
     REQUIRE(op, n->first >= 0 && h->heads <= n->heads - n->first, squares, qkv);
     REQUIRE(op, n->first_kv >= 0 && h->kv_heads <= n->kv_heads - n->first_kv, squares, qkv);
@@ -503,7 +504,7 @@ static enum status check_rope(const char *op, struct cview qkv, const struct qkv
     REQUIRE(op, is_rows(rows) && is_heads(h), qkv, table);
     REQUIRE(op, is_result(qkv, rows->count, qkv_cols(h)), qkv, table);
     REQUIRE(op, h->latent == 0 || h->head_dim - h->latent >= table.cols, qkv, table);
-    REQUIRE(op, (rules->q_norm == NULL) == (rules->k_norm == NULL), qkv, table);
+    REQUIRE(op, h->alone || (rules->q_norm == NULL) == (rules->k_norm == NULL), qkv, table);
     REQUIRE(op, rules->v_norm == NULL || h->latent == 0, qkv, table);
     REQUIRE(op, table.cols <= h->head_dim && table.cols % 2 == 0, qkv, table);
     REQUIRE(op, has_shape(table, rows->count, table.cols), qkv, table);

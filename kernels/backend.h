@@ -163,7 +163,15 @@ struct heads {
      * value, too, a multiple of 16, as head_dim is then, up to BACKEND_KEY_DIM_MAX, while a value
      * has at most BACKEND_HEAD_DIM_MAX. */
     int32_t latent;
+    /* q alone is in qkv, [T, H * E]: the keys and values that it attends to are what another layer
+     * has put into the cache. latent is 0 then. */
+    bool alone;
 };
+/* How many KV heads are in a row of qkv. */
+static inline int32_t backend_kv_given(const struct heads *h)
+{
+    return h->alone ? 0 : h->kv_heads;
+}
 /* Elements of a value, and of what attention makes of a head. */
 static inline int32_t backend_value_dim(const struct heads *h)
 {
@@ -173,10 +181,10 @@ static inline int32_t backend_value_dim(const struct heads *h)
 /* What a family does to q, k and v before the rotation, NULL: nothing; and which elements turn
  * together. fp32, on the device. */
 struct qkv_rules {
-    const float *bias;            /* [(H + 2K) * E], added */
+    const float *bias;            /* [(H + 2K) * E] or, of q alone, [H * E], added */
     const float *q_norm, *k_norm; /* [E], both or none: gains of an RMS norm of each head */
     const float *v_norm;          /* [E], of each value that is apart from its key; without a
-                                     rotation */
+                                     rotation. Of q alone neither this nor k_norm matters */
     float eps;
     bool interleaved; /* neighbours turn together, not an element of each half */
 };
@@ -484,7 +492,8 @@ struct backend_ops {
      * heads | k heads]: applies the rules (the bias is one
      * addition, the norm of a head that of rmsnorm), rotates the first R elements of each q and k
      * by table[T, R] (pair i: elements i and i + R/2, interleaved 2i and 2i + 1; R may be 0), all
-     * in place, and stores k and v, if it is apart, at the rows' positions of `layer`. */
+     * in place, and stores k and v, if it is apart, at the rows' positions of `layer`. Of q alone
+     * qkv is [T, H * E], and nothing is stored. */
     void (*rope_kv)(struct backend *b, struct view qkv, const struct qkv_rules *rules,
                     struct cview table, const struct heads *h, const struct rows *rows,
                     struct kv_cache *kv, int32_t layer);

@@ -64,7 +64,7 @@ static void batch_init(struct batch *b, const struct attend_case *c)
     for (int32_t h = 0; h < c->heads; h++) /* uneven groups */
         b->kv_of[h] = h == 0 ? 0 : (h - 1) * c->kv_heads / c->heads;
     b->rows = (struct rows){n, b->slot, b->position, b->table, cols, false, 0, 0};
-    b->heads = (struct heads){c->heads, c->kv_heads, c->dim, b->kv_of, 0};
+    b->heads = (struct heads){c->heads, c->kv_heads, c->dim, b->kv_of, 0, false};
     b->how = how_of(c);
 }
 
@@ -144,22 +144,26 @@ static void attend_case(struct backend *b, const void *arg, float *out)
     guarded_free(m.table, (size_t)(SLOTS * m.rows.table_cols));
 }
 
-static void check_attend(const struct rules_case *r)
+/* cols: what comes of a row. */
+static void check(const char *op, case_fn fn, const struct rules_case *r, int32_t cols)
 {
     const struct attend_case *c = &r->shape;
     char what[160];
-    snprintf(what, sizeof what,
-             "attend %d/%d heads of %d, %d tokens, %s%s%s%s%s, window %d, cap %g", c->heads,
-             c->kv_heads, c->dim, c->length, dtype_name(c->dtype), r->bias ? ", bias" : "",
-             r->norm ? ", norm" : "", c->sink ? ", sinks" : "",
+    snprintf(what, sizeof what, "%s %d/%d heads of %d, %d tokens, %s%s%s%s%s, window %d, cap %g",
+             op, c->heads, c->kv_heads, c->dim, c->length, dtype_name(c->dtype),
+             r->bias ? ", bias" : "", r->norm ? ", norm" : "", c->sink ? ", sinks" : "",
              r->interleaved ? ", interleaved" : "", c->window, (double)c->softcap);
-    const int32_t cols = (2 * c->heads + 2 * c->kv_heads + 1) * c->dim;
     /* Narrow keys: a last-bit difference of a rotated key may round to the other neighbour. */
     const double abs = c->dtype == DTYPE_F32 ? 3e-6 : 2e-3;
     /* A device may round queries and weights to the type of the keys, with F8_E4M3 to bf16. */
     const double rounding = c->dtype == DTYPE_F32 ? 0 : c->dtype == DTYPE_F16 ? 1e-3 : 4e-3;
-    run_case_loose(what, attend_case, r, (size_t)attend_rows(c) * (size_t)cols, abs, 2e-6,
-                   abs + rounding);
+    run_case_loose(what, fn, r, (size_t)attend_rows(c) * (size_t)cols, abs, 2e-6, abs + rounding);
+}
+
+static void check_attend(const struct rules_case *r)
+{
+    const struct attend_case *c = &r->shape;
+    check("attend", attend_case, r, (2 * c->heads + 2 * c->kv_heads + 1) * c->dim);
 }
 
 static void test_attend(void **state UNUSED)
@@ -468,6 +472,102 @@ static void test_decodes(void **state UNUSED)
     }
 }
 
+/* ---- keys and values of another layer ---- */
+
+/* One stores them; the queries of the next, which has none, come alone. */
+static void alone_case(struct backend *b, const void *arg, float *out)
+{
+    const struct rules_case *r = arg;
+    const struct attend_case *c = &r->shape;
+    struct attended first, a;
+    ok(backend_reserve(b, 64, 2048, 0, &err)); /* so that long rows may be split */
+    attended_open(&first, b, c);
+    a = first;
+    const int32_t rows = a.m.rows.count, rotary = r->rotary > 0 ? r->rotary : c->dim;
+    const size_t n = (size_t)(rows * a.width);
+    a.m.heads.alone = true;
+    a.cols = a.width;
+    a.qkv = generated(38, n);
+    float *bias = generated(35, (size_t)a.width), *gain = generated(36, (size_t)c->dim);
+    float *table = generated(39, (size_t)(rows * rotary));
+    const struct qkv_rules rules = {.bias = r->bias ? bias : NULL,
+                                    .q_norm = r->norm ? gain : NULL,
+                                    .eps = 1e-5f,
+                                    .interleaved = r->interleaved};
+    const struct cview t = {table, DTYPE_F32, rows, rotary};
+    ok(backend_rope_kv(b, view_f32(a.qkv, rows, a.width), &rules, t, &a.m.heads, &a.m.rows, a.kv, 1,
+                       &err));
+    attend_part(b, &a, 0, rows, out);
+    if (b != ref && b != device)
+        attend_alone(b, &a.m, a.qkv, a.cols, a.kv, out);
+    memcpy(out + n, a.qkv, n * sizeof *out);
+    guarded_free(a.qkv, n);
+    guarded_free(bias, (size_t)a.width);
+    guarded_free(gain, (size_t)c->dim);
+    guarded_free(table, (size_t)(rows * rotary));
+    attended_close(&first, b);
+}
+
+static void test_alone(void **state UNUSED)
+{
+    static const struct rules_case cases[] = {
+        {{4, 2, 64, 300, .dtype = DTYPE_BF16}, .norm = true},
+        {{8, 1, 128, 140, DTYPE_BF16, .window = 100, .softcap = 2}, .norm = true},
+        {{4, 1, 256, 70, DTYPE_BF16, .window = 31}, .norm = true},
+        {{4, 1, 512, 70, .dtype = DTYPE_BF16}, .norm = true, .rotary = 128},
+        {{7, 2, 64, 150, DTYPE_F16, .softcap = 3}, .bias = true},
+        {{5, 1, 512, 40, DTYPE_F16, .window = 20}, .norm = true},
+        {{9, 2, 128, 45, .dtype = DTYPE_F8_E4M3}, .bias = true, .norm = true},
+        {{2, 1, 256, 60, .dtype = DTYPE_F8_E4M3}, .norm = true, .interleaved = true},
+        {{3, 1, 512, 40, .dtype = DTYPE_F8_E4M3}, .norm = true},
+        {{5, 3, 128, 70, .dtype = DTYPE_F32, .sink = true}, .norm = true},
+        {{4, 2, 256, 40, .dtype = DTYPE_F32}, .bias = true, .interleaved = true},
+        {{2, 1, 512, 40, .dtype = DTYPE_F32}, .norm = true},
+        {{5, 1, 6, 2310, DTYPE_F32, .window = 1100}, .norm = true},
+        {{3, 1, 80, 140, .dtype = DTYPE_BF16}, .norm = true},
+        {{0, 2, 32, 17, .dtype = DTYPE_F16}, .norm = true}};
+    struct backend *const apart = invariant;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        const struct attend_case *c = &cases[i].shape;
+        invariant = c->length <= APART_MOST ? apart : NULL;
+        check("q alone,", alone_case, &cases[i], 2 * c->heads * c->dim);
+    }
+    invariant = apart;
+}
+
+/* Widths of rows with keys and values, latents, and a norm of keys that are not there. */
+static void test_alone_refused(void **state UNUSED)
+{
+    enum { DIM = 32 };
+    const int32_t slot = 0, position = 0, block = 0, kv_of = 0;
+    const struct rows rows = {1, &slot, &position, &block, 1, true, 0, 0};
+    const struct kv_spec spec = {1, 1, DIM, 0, 1, DTYPE_F32, 0};
+    struct backend *b = subjects[0];
+    float qkv[3 * DIM] = {0}, gain[DIM] = {0}, squares[2];
+    void *storage = aligned_bytes(b->ops->kv_bytes(&spec), 0);
+    struct kv_cache *kv = must(b->ops->kv_open(b, &spec, storage));
+    const struct cview none = {NULL, DTYPE_F32, 1, 0};
+    const struct qkv_rules of_q = {.q_norm = gain};
+    const struct joint_norm joint = {1, 1, 0, 0, false, gain, gain, 1e-5f};
+    struct heads h = {1, 1, DIM, &kv_of, 0, true};
+    const struct view q = view_f32(qkv, 1, DIM), all = view_f32(qkv, 1, 3 * DIM);
+    ok(backend_rope_kv(b, q, &of_q, none, &h, &rows, kv, 0, &err));
+    assert_int_equal(backend_rope_kv(b, all, &of_q, none, &h, &rows, kv, 0, &err), ERR_INTERNAL);
+    assert_int_equal(
+        backend_joint_squares(b, view_f32(squares, 1, 2), cview_of(q), &joint, &h, &err),
+        ERR_INTERNAL);
+    assert_int_equal(
+        backend_joint_scale(b, q, (struct cview){squares, DTYPE_F32, 1, 2}, &joint, &h, &err),
+        ERR_INTERNAL);
+    h.latent = 16;
+    assert_int_equal(backend_rope_kv(b, q, &no_rules, none, &h, &rows, kv, 0, &err), ERR_INTERNAL);
+    h = (struct heads){1, 1, DIM, &kv_of, 0, false};
+    assert_int_equal(backend_rope_kv(b, q, &no_rules, none, &h, &rows, kv, 0, &err), ERR_INTERNAL);
+    assert_int_equal(backend_rope_kv(b, all, &of_q, none, &h, &rows, kv, 0, &err), ERR_INTERNAL);
+    b->ops->kv_close(kv);
+    free(storage);
+}
+
 /* ---- what is stored ---- */
 
 /* One key: the output is its value as the cache has it. E4M3 has 3 bits behind the point, steps of
@@ -495,7 +595,7 @@ static void test_attend_f8(void **state UNUSED)
     enum { DIM = ARRAY_LEN(values) };
     const int32_t slot = 0, position = 0, block = 0, kv_of = 0;
     const struct rows rows = {1, &slot, &position, &block, 1, true, 0, 0};
-    const struct heads heads = {1, 1, DIM, &kv_of, 0};
+    const struct heads heads = {1, 1, DIM, &kv_of, 0, false};
     const struct attention how = {0.25f, 0, 0, NULL};
     const struct kv_spec spec = {1, 1, DIM, 0, 1, DTYPE_F8_E4M3, 0};
     float table[DIM] = {1, 1, 1, 1, 1, 1, 1, 1};
@@ -535,11 +635,12 @@ static void test_not_hopper(void **state UNUSED)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_attend),    cmocka_unit_test(test_windows),
-        cmocka_unit_test(test_rules),     cmocka_unit_test(test_chunks),
-        cmocka_unit_test(test_sinks),     cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_decodes),   cmocka_unit_test(test_attend_f8),
-        cmocka_unit_test(test_not_hopper)};
+        cmocka_unit_test(test_attend),       cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_rules),        cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_sinks),        cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_decodes),      cmocka_unit_test(test_attend_f8),
+        cmocka_unit_test(test_not_hopper),   cmocka_unit_test(test_alone),
+        cmocka_unit_test(test_alone_refused)};
     only(argc, argv);
     return cmocka_run_group_tests(tests, open_invariant_too, close_subjects);
 }

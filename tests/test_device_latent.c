@@ -101,7 +101,7 @@ static void scene_open(struct scene *s, const struct attend_case *c)
                                .dtype = c->kv};
     s->step =
         (struct rows){s->rows, s->slot, s->position, s->table, s->cols, c->apart, c->head, c->tail};
-    s->heads = (struct heads){c->heads, c->kv_heads, c->dim, s->kv_of, c->latent};
+    s->heads = (struct heads){c->heads, c->kv_heads, c->dim, s->kv_of, c->latent, false};
     s->out = c->heads * backend_value_dim(&s->heads);
     s->how = (struct attention){4 / sqrtf((float)c->dim), c->softcap, c->window,
                                 c->sink ? s->sinks : NULL};
@@ -120,7 +120,7 @@ static void scene_close(struct scene *s)
 static void fill(struct backend *b, const struct scene *s, struct kv_cache *kv)
 {
     static const struct qkv_rules nothing;
-    const struct heads none = {0, s->c->kv_heads, s->c->dim, s->kv_of, s->c->latent};
+    const struct heads none = {0, s->c->kv_heads, s->c->dim, s->kv_of, s->c->latent, false};
     const int32_t cols = s->c->kv_heads * s->c->dim;
     for (int32_t t = 0; t < s->rows; t++) {
         const bool first = t == 0 || s->slot[t] != s->slot[t - 1];

@@ -41,7 +41,7 @@ static void part_open(struct part *p, const struct joint_case *c, int32_t r, con
     const int32_t own = end - first, own_kv = end > first ? (end - 1) / group + 1 - kv : 0;
     for (int32_t h = first; h < end; h++)
         p->kv_of[h - first] = h / group - kv;
-    p->heads = (struct heads){own, own_kv, dim, p->kv_of, 0};
+    p->heads = (struct heads){own, own_kv, dim, p->kv_of, 0, false};
     p->norm = (struct joint_norm){c->heads,
                                   c->kv_heads,
                                   first,
@@ -192,7 +192,7 @@ static void test_refused(void **state UNUSED)
     enum { DIM = 4 };
     static float data[64], gain[64];
     static const int32_t kv_of[2];
-    const struct heads h = {2, 1, DIM, kv_of, 0};
+    const struct heads h = {2, 1, DIM, kv_of, 0, false};
     const struct joint_norm good = {4, 2, 2, 1, false, gain, gain, EPS};
     struct joint_norm bad[] = {good, good, good, good, good};
     const struct view qkv = view_f32(data, 1, 4 * DIM), squares = view_f32(data + 32, 1, 6);

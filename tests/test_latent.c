@@ -240,7 +240,7 @@ static void batch_init(struct batch *m, const struct attend_case *c)
     }
     const int32_t dim = c->latent + c->turns;
     m->rows = (struct rows){n, m->slot, m->position, m->table, cols, false, 0, 0};
-    m->heads = (struct heads){c->heads, c->kv_heads, dim, m->kv_of, c->latent};
+    m->heads = (struct heads){c->heads, c->kv_heads, dim, m->kv_of, c->latent, false};
     m->how = (struct attention){1.0f / sqrtf((float)dim), c->softcap, c->window,
                                 c->sink ? m->sink : NULL};
     m->cols = (c->heads + c->kv_heads) * dim;
@@ -395,7 +395,7 @@ static void attend_row(struct backend *b, const struct row_case *c, int32_t late
     const int32_t heads = c->heads;
     const struct qkv_rules rules = {.bias = NULL};
     int32_t slot = 0, at = 0, kv_of[20] = {0}, blocks[BLOCKS];
-    const struct heads h = {heads, 1, DIM, kv_of, latent};
+    const struct heads h = {heads, 1, DIM, kv_of, latent, false};
     const struct kv_spec spec = {1, 1, DIM, latent, BLOCKS, c->dtype, 0};
     const int32_t cols = (heads + (latent > 0 ? 1 : 2)) * DIM;
     float *qkv = guarded((size_t)cols);

@@ -256,7 +256,7 @@ static void step_init(struct step *m, const struct shape *c, bool apart)
     for (int32_t h = 0; h < c->heads; h++)
         m->kv_of[h] = h * c->kv_heads / c->heads;
     m->rows = (struct rows){n, m->slot, m->position, m->table, BLOCKS, apart, 0, 0};
-    m->heads = (struct heads){c->heads, c->kv_heads, c->dim, m->kv_of, 0};
+    m->heads = (struct heads){c->heads, c->kv_heads, c->dim, m->kv_of, 0, false};
     m->how = (struct attention){1.0f / sqrtf((float)c->dim), 0, c->window, NULL};
 }
 

@@ -1,7 +1,8 @@
 /* DESIGN: rope_attend against rope_kv and attend of the same backend, to the bit: in what comes
- * out, and in all of the cache. That has NaN wherever nothing is stored, the rows' own places
- * included, so that a key which is not put among the others shows. On an emulated device launches
- * are counted: decodes are to have one less where there is a kernel that does both. */
+ * out, and in all of the cache; and so the same where keys and values are stored first, as by
+ * another layer, and the queries come alone. A cache has NaN wherever nothing is stored, the rows'
+ * own places included, so that a key which is not put among the others shows. On an emulated device
+ * launches are counted: decodes are to have one less where there is a kernel that does both. */
 #include "tests/emulate/calls.h"
 #include "tests/only.h"
 #include "tests/subjects.h"
@@ -78,7 +79,7 @@ static void scene_open(struct scene *s, const struct rope_case *c)
     if (c->stride > 0)
         s->spec.stride = block_bytes(&s->spec) + (size_t)c->stride;
     s->step = (struct rows){s->rows, s->slot, s->position, s->table, s->cols, !c->run, 0, 0};
-    s->heads = (struct heads){c->heads, c->kv_heads, c->dim, s->kv_of, 0};
+    s->heads = (struct heads){c->heads, c->kv_heads, c->dim, s->kv_of, 0, false};
 }
 
 static void scene_close(struct scene *s)
@@ -95,7 +96,7 @@ static void scene_close(struct scene *s)
 static void fill(struct backend *b, const struct scene *s, struct kv_cache *kv)
 {
     static const struct qkv_rules nothing;
-    const struct heads none = {0, s->c->kv_heads, s->c->dim, s->kv_of, 0};
+    const struct heads none = {0, s->c->kv_heads, s->c->dim, s->kv_of, 0, false};
     const int32_t cols = 2 * s->c->kv_heads * s->c->dim;
     for (int32_t t = 0; t < s->rows; t++) {
         const int32_t n = s->slot[t] < 0 || (s->c->run && t > 0) ? 0 : s->position[t];
@@ -139,58 +140,95 @@ static void download_cache(struct backend *b, const struct kv_cache *kv, void *s
                             &err));
 }
 
+static struct qkv_rules rules_of(const struct scene *s)
+{
+    const struct rope_case *c = s->c;
+    return (struct qkv_rules){c->bias ? s->bias : NULL,
+                              c->norm ? s->gain : NULL,
+                              c->norm ? s->gain + c->dim : NULL,
+                              c->values ? s->gain + c->dim / 2 : NULL,
+                              1e-5f,
+                              c->interleaved};
+}
+
+/* Columns [first, first + cols) of what is given, of the case's type. */
+static struct view columns_of(const struct scene *s, int32_t first, int32_t cols)
+{
+    void *data = aligned_bytes((size_t)(s->rows * cols) * 4, 0);
+    for (int32_t t = 0; t < s->rows; t++)
+        for (int32_t i = 0; i < cols; i++)
+            dtype_store(data, s->c->qkv, (size_t)(t * cols + i),
+                        s->given[(size_t)t * row_cols(s->c) + (size_t)(first + i)]);
+    return (struct view){data, s->c->qkv, s->rows, cols};
+}
+
+/* Stores the step's keys and values without its queries. */
+static void store(struct backend *b, const struct scene *s, struct cview table, struct kv_cache *kv)
+{
+    const struct rope_case *c = s->c;
+    const struct heads none = {0, c->kv_heads, c->dim, s->kv_of, 0, false};
+    const int32_t queries = c->heads * c->dim;
+    const struct view given = columns_of(s, queries, 2 * c->kv_heads * c->dim);
+    struct qkv_rules rules = rules_of(s);
+    if (rules.bias != NULL)
+        rules.bias += queries;
+    ok(backend_rope_kv(b, given, &rules, table, &none, &s->step, kv, 1, &err));
+    free(given.data);
+}
+
+enum by { TWO, ONE, TWO_ALONE, ONE_ALONE }; /* ops; alone: of q, when the others are stored */
+
 /* The step by one op or by two: what comes out, the cache behind it, what it has taken. */
-static struct taken run(struct backend *b, const struct scene *s, bool together, float *out,
+static struct taken run(struct backend *b, const struct scene *s, enum by by, float *out,
                         void *storage, size_t bytes)
 {
     const struct rope_case *c = s->c;
-    const size_t n = (size_t)s->rows * row_cols(c);
+    const bool alone = by >= TWO_ALONE;
     struct kv_cache *kv = must(b->ops->kv_open(b, &s->spec, storage));
-    void *data = aligned_bytes(n * 4, 0);
-    for (size_t i = 0; i < n; i++)
-        dtype_store(data, c->qkv, i, s->given[i]);
-    const struct view qkv = {data, c->qkv, s->rows, (int32_t)row_cols(c)};
+    const struct view qkv = columns_of(s, 0, alone ? c->heads * c->dim : (int32_t)row_cols(c));
     const struct view y = view_f32(out, s->rows, c->heads * c->dim);
     const struct cview table = {s->angles, DTYPE_F32, s->rows, c->rotary > 0 ? c->rotary : c->dim};
-    const struct qkv_rules rules = {c->bias ? s->bias : NULL,
-                                    c->norm ? s->gain : NULL,
-                                    c->norm ? s->gain + c->dim : NULL,
-                                    c->values ? s->gain + c->dim / 2 : NULL,
-                                    1e-5f,
-                                    c->interleaved};
     const struct attention how = {0.37f, c->softcap, c->window, c->sink ? s->sinks : NULL};
+    struct qkv_rules rules = rules_of(s);
+    struct heads h = s->heads;
+    h.alone = alone;
+    if (alone)
+        rules.k_norm = rules.v_norm = NULL;
     fill(b, s, kv);
+    if (alone)
+        store(b, s, table, kv);
     const struct emulated_calls before = calls(b);
-    if (together) {
-        ok(backend_rope_attend(b, y, qkv, &rules, table, &s->heads, &how, &s->step, kv, 1, &err));
+    if (by == ONE || by == ONE_ALONE) {
+        ok(backend_rope_attend(b, y, qkv, &rules, table, &h, &how, &s->step, kv, 1, &err));
     } else {
-        ok(backend_rope_kv(b, qkv, &rules, table, &s->heads, &s->step, kv, 1, &err));
-        ok(backend_attend(b, y, cview_of(qkv), &s->heads, &how, &s->step, kv, 1, &err));
+        ok(backend_rope_kv(b, qkv, &rules, table, &h, &s->step, kv, 1, &err));
+        ok(backend_attend(b, y, cview_of(qkv), &h, &how, &s->step, kv, 1, &err));
     }
     download_cache(b, kv, storage, bytes); /* so all is done */
     const struct emulated_calls after = calls(b);
     b->ops->kv_close(kv);
-    free(data);
+    free(qkv.data);
     return (struct taken){after.launches - before.launches, after.meetings - before.meetings};
 }
 
-/* Whether blocks have met, if that is known: in both runs, or in none. */
-static bool compare(struct backend *b, const struct rope_case *c)
+/* Of one op to what comes of two with all of q, k and v: of it all, or of q alone. Whether blocks
+ * have met, if that is known: in both runs, or in none. */
+static bool compare(struct backend *b, const struct rope_case *c, enum by by)
 {
     char what[200];
     struct scene s;
     scene_open(&s, c);
     snprintf(what, sizeof what,
-             "%s: %d/%d heads of %d from %d, %s of %s%s%s%s%s, window %d, cap %g", b->ops->name,
-             c->heads, c->kv_heads, c->dim, c->positions[0], dtype_name(c->kv), dtype_name(c->qkv),
-             c->bias ? ", bias" : "", c->norm ? ", norm" : "",
-             c->interleaved ? ", interleaved" : "", c->run ? ", a run" : "", c->window,
-             (double)c->softcap);
+             "%s%s: %d/%d heads of %d from %d, %s of %s%s%s%s%s, window %d, cap %g", b->ops->name,
+             by >= TWO_ALONE ? ", q alone" : "", c->heads, c->kv_heads, c->dim, c->positions[0],
+             dtype_name(c->kv), dtype_name(c->qkv), c->bias ? ", bias" : "",
+             c->norm ? ", norm" : "", c->interleaved ? ", interleaved" : "",
+             c->run ? ", a run" : "", c->window, (double)c->softcap);
     const size_t n = (size_t)(s.rows * c->heads * c->dim), bytes = b->ops->kv_bytes(&s.spec);
     void *apart = aligned_bytes(bytes, 0xff), *together = aligned_bytes(bytes, 0xff);
     float *want = guarded(n), *got = guarded(n);
-    const struct taken by_two = run(b, &s, false, want, apart, bytes);
-    const struct taken by_one = run(b, &s, true, got, together, bytes);
+    const struct taken by_two = run(b, &s, TWO, want, apart, bytes);
+    const struct taken by_one = run(b, &s, by, got, together, bytes);
     const uint64_t two = by_two.launches, one = by_one.launches;
     assert_bits(what, got, want, n);
     for (size_t i = 0; i < n; i++)
@@ -214,7 +252,7 @@ static void compare_all(const struct rope_case *cases, size_t count)
     for (size_t i = 0; i < count; i++)
         for (int k = 0; nth_backend(k) != NULL; k++)
             if (cases[i].qkv == DTYPE_F32 || k > subject_count)
-                compare(nth_backend(k), &cases[i]);
+                compare(nth_backend(k), &cases[i], ONE);
 }
 
 #define BF16 DTYPE_BF16
@@ -312,15 +350,43 @@ static void test_clusters(void **state UNUSED)
     const size_t apart = ARRAY_LEN(cases) - 4;
     compare_all(cases, ARRAY_LEN(cases));
     for (size_t i = 0; device != NULL && calls(device).launches > 0 && i < ARRAY_LEN(cases); i++)
-        if (compare(device, &cases[i]) != (i < apart))
+        if (compare(device, &cases[i], ONE) != (i < apart))
             fail_msg("case %d: %s", (int)i, i < apart ? "no clusters" : "clusters");
+}
+
+/* Queries whose keys and values another layer has stored: of every kernel of attention. */
+static void test_alone(void **state UNUSED)
+{
+    static const struct rope_case cases[] = {
+        {4, 1, 128, BF16, F32, starts, .norm = true},
+        {8, 2, 64, F16, BF16, middles, .bias = true},
+        {3, 1, 256, F8, F32, starts, 17, 5, .norm = true},
+        {4, 1, 512, BF16, BF16, middles, .norm = true, .rotary = 128, .stride = 4096},
+        {2, 1, 512, F8, F32, starts, .norm = true, .values = true},
+        {4, 2, 64, F32, F32, middles, .sink = true, .norm = true},
+        {4, 1, 128, BF16, F32, longs, 1024, .norm = true},
+        {4, 2, 128, BF16, F32, over, .interleaved = true},
+        {24, 2, 128, BF16, F32, some_long, .norm = true},
+        {3, 1, 80, BF16, F32, starts, .norm = true},
+        {2, 4, 128, BF16, F32, starts, .bias = true},
+        {4, 2, 64, F8, BF16, prompt, 9, .run = true, .norm = true},
+        {8, 1, 128, BF16, BF16, prompt, .run = true, .norm = true, .values = true},
+        {4, 1, 256, F16, F32, prompt, .run = true, .bias = true},
+        {2, 1, 512, BF16, F32, prompt, 20, 3, .run = true, .norm = true}};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++)
+        for (int k = 0; nth_backend(k) != NULL; k++)
+            if (cases[i].qkv == F32 || k > subject_count) {
+                compare(nth_backend(k), &cases[i], ONE_ALONE);
+                compare(nth_backend(k), &cases[i], TWO_ALONE);
+            }
 }
 
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_decodes), cmocka_unit_test(test_rules),
                                        cmocka_unit_test(test_two_launches),
-                                       cmocka_unit_test(test_clusters)};
+                                       cmocka_unit_test(test_clusters),
+                                       cmocka_unit_test(test_alone)};
     only(argc, argv);
     return cmocka_run_group_tests(tests, open_invariant_too, close_subjects);
 }

@@ -75,10 +75,11 @@ static void apply_rules(const struct job *j, float *row)
 {
     const struct qkv_rules *r = j->rules;
     const int32_t dim = j->heads->head_dim, keys = j->heads->heads;
-    const int32_t values = keys + j->heads->kv_heads, sides = j->heads->latent > 0 ? 1 : 2;
+    const int32_t kv = backend_kv_given(j->heads), values = keys + kv;
+    const int32_t sides = j->heads->latent > 0 ? 1 : 2;
     if (r->bias != NULL)
         j->isa->add(row, r->bias, j->cols);
-    for (int32_t h = 0; h < keys + sides * j->heads->kv_heads; h++) {
+    for (int32_t h = 0; h < keys + sides * kv; h++) {
         float *x = row + (size_t)h * (size_t)dim;
         const float *gain = h < keys ? r->q_norm : h < values ? r->k_norm : r->v_norm;
         if (gain == NULL)
@@ -106,7 +107,7 @@ static void rotate_pairs(const struct job *j, float *head, const float *cos_sin)
 
 static void rotate_row(const struct job *j, float *row, const float *cos_sin)
 {
-    const int32_t rotated = j->heads->heads + j->heads->kv_heads;
+    const int32_t rotated = j->heads->heads + backend_kv_given(j->heads);
     for (int32_t h = 0; h < rotated; h++, row += j->heads->head_dim) {
         if (j->rules->interleaved)
             rotate_pairs(j, row, cos_sin);
@@ -126,6 +127,8 @@ static void rope_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
         float *row = j->qkv + (size_t)t * (size_t)j->cols;
         apply_rules(j, row);
         rotate_row(j, row, j->table + (size_t)t * (size_t)j->rotary);
+        if (j->heads->alone)
+            continue;
         const int32_t position = j->rows->position[t];
         const int32_t *table =
             j->rows->table + (size_t)j->rows->slot[t] * (size_t)j->rows->table_cols;

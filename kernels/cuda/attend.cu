@@ -429,6 +429,7 @@ static void run(struct cuda_backend *c, struct view out, struct cview qkv, const
                             kv_place_of(&kv->spec, layer),
                             h->kv_of,
                             h->heads,
+                            h->heads + 2 * backend_kv_given(h),
                             how->window > 0 ? how->window : INT32_MAX,
                             how->scale * ATTEND_LOG2E,
                             how->softcap * ATTEND_LOG2E,
@@ -476,13 +477,14 @@ void attend_invariant(struct backend *b, struct view out, struct cview qkv, cons
     run(cuda_of(b), out, qkv, h, how, rows, kv, layer, true, {});
 }
 
-/* Whether a kernel of attention does it all: of whole heads without norms, in decodes. */
+/* Whether a kernel of attention does it all: of whole heads without norms, in decodes whose keys
+ * and values are beside the queries. */
 static bool is_one_launch(struct cview qkv, const struct qkv_rules *rules, struct cview table,
                           const struct heads *h, const struct rows *rows,
                           const struct kv_spec *spec)
 {
     const uintptr_t bits = (uintptr_t)qkv.data | (uintptr_t)table.data | (uintptr_t)rules->bias;
-    return rows->apart && h->heads > 0 && h->latent == 0 && rules->q_norm == nullptr &&
+    return rows->apart && h->heads > 0 && !h->alone && h->latent == 0 && rules->q_norm == nullptr &&
            rules->v_norm == nullptr && table.cols == h->head_dim && bits % 16 == 0 &&
            attend_decode_turns(h->head_dim, spec->dtype);
 }

@@ -22,11 +22,11 @@ struct attend_rope {
 
 struct attend_args {
     struct elements out; /* [rows, heads * dim] */
-    struct elements qkv; /* [rows, (heads + 2 kv heads) * dim] */
+    struct elements qkv; /* [rows, given * dim] */
     struct rows rows;
     struct kv_place kv;
     const int32_t *kv_of; /* ascending */
-    int32_t heads;
+    int32_t heads, given; /* given: heads of a row of qkv, of q, k and v, or of q alone */
     int32_t window;       /* INT32_MAX: none */
     float scale, softcap; /* scores are powers of two, so both are times log2(e) */
     float *partial;       /* [places][heads][SPLITS][dim + 4]: output, maximum, sum; or NULL */
@@ -151,7 +151,7 @@ HOST_DEVICE int64_t attend_out(const struct attend_args *a, int32_t t, int32_t h
 
 HOST_DEVICE int64_t attend_query(const struct attend_args *a, int32_t t, int32_t head)
 {
-    return ((int64_t)t * (a->heads + 2 * a->kv.heads) + head) * a->kv.dim;
+    return ((int64_t)t * a->given + head) * a->kv.dim;
 }
 
 /* attend_decode.cu: rows that are alone, by tensor cores. false: not for this head size or type.

@@ -556,7 +556,8 @@ static void launch(struct cuda_backend *c, const struct rope_args &a, void *cach
 void rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *rules, struct cview table,
              const struct heads *h, const struct rows *rows, struct kv_cache *kv, int32_t layer)
 {
-    const struct rope_args a = {elements_of(qkv), *rules,     (const float *)table.data,    *rows,
-                                h->heads,         table.cols, kv_place_of(&kv->spec, layer)};
+    struct rope_args a = {elements_of(qkv), *rules,     (const float *)table.data,    *rows,
+                          h->heads,         table.cols, kv_place_of(&kv->spec, layer)};
+    a.kv.heads = backend_kv_given(h);
     WITH_KV_TYPE(kv->spec.dtype, launch<E>(cuda_of(b), a, kv->storage));
 }

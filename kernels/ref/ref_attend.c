@@ -144,13 +144,13 @@ static void rotate(float *head, struct cview table, int32_t t, bool interleaved)
 
 static void apply(const struct qkv_rules *r, float *row, const struct heads *h)
 {
-    const int32_t dim = h->head_dim, sides = h->latent > 0 ? 1 : 2;
-    for (int32_t i = 0; r->bias != NULL && i < (h->heads + sides * h->kv_heads) * dim; i++)
+    const int32_t dim = h->head_dim, sides = h->latent > 0 ? 1 : 2, kv = backend_kv_given(h);
+    for (int32_t i = 0; r->bias != NULL && i < (h->heads + sides * kv) * dim; i++)
         row[i] += r->bias[i];
-    for (int32_t i = 0; r->q_norm != NULL && i < h->heads + h->kv_heads; i++)
+    for (int32_t i = 0; r->q_norm != NULL && i < h->heads + kv; i++)
         ref_norm(row + i * dim, row + i * dim, i < h->heads ? r->q_norm : r->k_norm, r->eps, dim);
-    row += (h->heads + h->kv_heads) * dim;
-    for (int32_t i = 0; r->v_norm != NULL && i < h->kv_heads; i++)
+    row += (h->heads + kv) * dim;
+    for (int32_t i = 0; r->v_norm != NULL && i < kv; i++)
         ref_norm(row + i * dim, row + i * dim, r->v_norm, r->eps, dim);
 }
 
@@ -159,15 +159,15 @@ void ref_rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *rul
                  struct kv_cache *kv, int32_t layer)
 {
     (void)b;
-    const int32_t dim = h->head_dim;
+    const int32_t dim = h->head_dim, given = backend_kv_given(h);
     const bool narrow = kv->spec.dtype == DTYPE_F8_E4M3;
     for (int32_t t = 0; t < rows->count; t++) {
         if (rows->slot[t] < 0)
             continue;
         apply(rules, ref_cell(qkv, t, 0), h);
-        for (int32_t i = 0; i < h->heads + h->kv_heads; i++)
+        for (int32_t i = 0; i < h->heads + given; i++)
             rotate(ref_cell(qkv, t, i * dim), table, t, rules->interleaved);
-        for (int32_t i = 0; i < (h->latent > 0 ? 1 : 2) * h->kv_heads; i++) {
+        for (int32_t i = 0; i < (h->latent > 0 ? 1 : 2) * given; i++) {
             const float *src = ref_cell(qkv, t, (h->heads + i) * dim);
             size_t to = kv_index(kv, layer, rows, t, rows->position[t], i % h->kv_heads,
                                  i < h->kv_heads ? KEY : VALUE);
