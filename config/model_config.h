@@ -82,7 +82,10 @@ enum mixture_kind {
     MIXTURE_MINIMAX, /* MiniMax-M2's: Mixtral's names, scores by sigmoid with corrections */
     /* All experts in one tensor, gates and ups in turns; biases of router and experts;
        ACT_SWIGLU_PAIRS */
-    MIXTURE_GPT_OSS
+    MIXTURE_GPT_OSS,
+    /* Gemma 4's: experts beside an MLP that every layer has, each with norms of its own; the shares
+       of experts have factors */
+    MIXTURE_GEMMA
 };
 
 /* Where the checkpoint has what is added to scores for the choice alone. */
@@ -108,7 +111,7 @@ struct mixture_config {
        it chooses among all */
     int32_t groups, kept;
     int32_t dense;     /* so many layers, the first ones, have a plain MLP, */
-    int32_t dense_mlp; /* this wide */
+    int32_t dense_mlp; /* this wide; of GEMMA the MLPs beside experts are */
 };
 /* What a layer of a mixture has, and a token goes through, shared experts among them. */
 static inline int32_t mixture_experts(const struct mixture_config *x)
@@ -144,6 +147,14 @@ struct recurrent_config {
 /* What attention and MLP make is normed before it is added, and where, by names of the norms. With
  * OLMO those are all: attention and MLP take the residual stream as it is. */
 enum post_norms { POST_NORMS_NONE, POST_NORMS_GEMMA, POST_NORMS_GLM4, POST_NORMS_OLMO };
+
+/* Gemma 4's small models: each layer takes, of each token, a row of its own, of a table and of the
+ * token's embedding. */
+struct layer_inputs_config {
+    int32_t dim;   /* P, of such a row; 0: there are none */
+    int32_t vocab; /* rows of the table, at least V */
+    float scale;   /* of what is in it */
+};
 
 #define MODEL_EXPERTS_MAX 65536 /* of all layers together */
 #define MODEL_LAYERS_MAX 1024
@@ -198,8 +209,13 @@ struct model_config {
     bool keys_as_values;      /* there, values are what keys are made of, too */
     bool value_norm;          /* an RMS norm of each value, without gains */
     bool layer_scale;         /* the residual stream is multiplied at a layer's end */
-    float attention_scale;    /* of the products of queries and keys */
-    float attention_softcap;  /* of these; 0: none */
+    /* So many of the last layers make queries alone: keys and values are those of the last of their
+     * kind before them. */
+    int32_t sharing;
+    int32_t sharing_mlp; /* columns of their MLPs, where these are others; 0: they are not */
+    struct layer_inputs_config inputs;
+    float attention_scale;   /* of the products of queries and keys */
+    float attention_softcap; /* of these; 0: none */
     struct rope_config rope, local_rope;
 
     int32_t bos;                /* -1: none */
@@ -256,12 +272,33 @@ static inline struct head_shape model_config_shape(const struct model_config *m,
 {
     return kind > 0 ? m->global : (struct head_shape){m->kv_heads, m->head_dim, m->rotary_dim};
 }
-/* How many layers of a kind attend. */
-static inline int32_t model_config_attending(const struct model_config *m, int32_t kind)
+/* Has the layer keys and values of its own? */
+static inline bool model_config_stores(const struct model_config *m, int32_t layer)
+{
+    return !model_config_recurs(m, layer) && layer < m->layers - m->sharing;
+}
+/* The layer whose keys and values it attends to. */
+static inline int32_t model_config_source(const struct model_config *m, int32_t layer)
+{
+    int32_t i = layer;
+    while (i >= m->layers - m->sharing ||
+           model_config_slides(m, i) != model_config_slides(m, layer))
+        i--;
+    return i;
+}
+/* How many layers of a kind have keys and values; and how many that slide, or do not. */
+static inline int32_t model_config_storing(const struct model_config *m, int32_t kind)
 {
     int32_t n = 0;
     for (int32_t i = 0; i < m->layers; i++)
-        n += !model_config_recurs(m, i) && model_config_kind(m, i) == kind;
+        n += model_config_stores(m, i) && model_config_kind(m, i) == kind;
+    return n;
+}
+static inline int32_t model_config_storing_window(const struct model_config *m, bool slides)
+{
+    int32_t n = 0;
+    for (int32_t i = 0; i < m->layers; i++)
+        n += model_config_stores(m, i) && model_config_slides(m, i) == slides;
     return n;
 }
 /* Elements of a head's query and of its value. */
@@ -273,10 +310,27 @@ static inline int32_t model_config_value_dim(const struct model_config *m)
 {
     return m->latent.value > 0 ? m->latent.head : m->head_dim;
 }
-/* Has the layer a plain MLP? */
+/* Has the layer a plain MLP, and no experts? */
 static inline bool model_config_is_dense(const struct model_config *m, int32_t layer)
 {
     return m->mixture.kind == MIXTURE_NONE || layer < m->mixture.dense;
+}
+/* Has it both? */
+static inline bool mixture_is_beside(const struct mixture_config *x)
+{
+    return x->kind == MIXTURE_GEMMA;
+}
+/* Columns of the plain MLP of those layers in which it is another than in the others, or stands in
+ * the place of experts or beside them; 0: of none. */
+static inline int32_t model_config_other_mlp(const struct model_config *m)
+{
+    const bool any = m->mixture.dense > 0 || mixture_is_beside(&m->mixture);
+    return any ? m->mixture.dense_mlp : m->sharing_mlp;
+}
+static inline bool model_config_has_other_mlp(const struct model_config *m, int32_t layer)
+{
+    return mixture_is_beside(&m->mixture) || layer < m->mixture.dense ||
+           (m->sharing_mlp > 0 && layer >= m->layers - m->sharing);
 }
 static inline bool model_config_turns(const struct model_config *m, int32_t layer)
 {

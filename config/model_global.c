@@ -1,18 +1,43 @@
 #include "config/model_global.h"
 
+#include <math.h>
 #include <stdio.h>
 
-/* What Gemma 4's models of other sizes have, and is not computed here. */
-static void expect_plain(struct reader *r)
+/* Which of the last layers have the keys and values of others: before them there is one of each
+ * kind. */
+static void read_sharing(struct reader *r, struct model_config *m)
 {
-    if (reader_int(r, "hidden_size_per_layer_input", 0, 1 << 20, 256) != 0)
-        reader_fail(r, "hidden_size_per_layer_input",
-                    "0 (embeddings of each layer are not supported)");
-    if (reader_int(r, "num_kv_shared_layers", 0, MODEL_LAYERS_MAX, 0) != 0)
-        reader_fail(r, "num_kv_shared_layers",
-                    "0 (layers with the keys and values of others are not supported)");
-    if (reader_bool(r, "enable_moe_block", false))
-        reader_fail(r, "enable_moe_block", "false (experts beside an MLP are not supported)");
+    static const char key[] = "num_kv_shared_layers", wide[] = "use_double_wide_mlp";
+    bool kinds[2] = {false, false}, wanted[2] = {false, false};
+    m->sharing = reader_int(r, key, 0, m->layers - 1, 0);
+    for (int32_t i = 0; i < m->layers; i++)
+        (i < m->layers - m->sharing ? kinds : wanted)[model_config_slides(m, i)] = true;
+    if (r->st == OK && ((wanted[0] && !kinds[0]) || (wanted[1] && !kinds[1])))
+        reader_fail(r, key, "so few that a layer of each of their layer_types is before them");
+    if (!reader_bool(r, wide, false) || m->sharing == 0)
+        return;
+    if (m->mixture.kind != MIXTURE_NONE || m->mlp > 1 << 19)
+        reader_fail(r, wide, "false (not supported of mixtures, nor of more than 524288 columns)");
+    m->sharing_mlp = 2 * m->mlp;
+}
+
+/* Rows that layers take of each token. transformers rounds the scale to the table's type. */
+static void read_inputs(struct reader *r, struct model_config *m)
+{
+    static const char key[] = "vocab_size_per_layer_input";
+    char wanted[64];
+    float scale;
+    m->inputs.dim = reader_int(r, "hidden_size_per_layer_input", 0, 1 << 14, 256);
+    if (m->inputs.dim == 0)
+        return;
+    m->inputs.vocab = reader_int(r, key, 1, 1 << 20, 262144);
+    dtype_store(&scale, m->dtype, 0, sqrtf((float)m->inputs.dim));
+    m->inputs.scale = dtype_load(&scale, m->dtype, 0);
+    snprintf(wanted, sizeof wanted, "at least vocab_size, which is %d", (int)m->vocab);
+    if (r->st == OK && m->inputs.vocab < m->vocab)
+        reader_fail(r, key, wanted);
+    if (r->st == OK && (int64_t)m->inputs.dim * m->layers > 1 << 20)
+        reader_fail(r, "hidden_size_per_layer_input", "at most 1048576 of all layers together");
 }
 
 static int32_t read_head_dim(struct reader *r, const char *key, int32_t fallback)
@@ -79,7 +104,8 @@ void model_global_read(struct reader *r, const struct family *f, struct model_co
     char wanted[80];
     if (f->global_dim == 0)
         return;
-    expect_plain(r);
+    read_sharing(r, m);
+    read_inputs(r, m);
     m->keys_as_values = reader_bool(r, "attention_k_eq_v", false);
     if (layers && jdoc_type(layers) != JDOC_OBJECT)
         reader_fail(r, key, "an object");

@@ -235,7 +235,10 @@ static void expect_countable(struct reader *r, const struct family *f, const str
     char wanted[80];
     snprintf(wanted, sizeof wanted, "at most as many as there are experts, %d", (int)x->experts);
     if (r->st == OK && x->chosen > x->experts)
-        reader_fail(r, or_deepseek(f->keys.chosen, "num_experts_per_tok"), wanted);
+        reader_fail(r,
+                    mixture_is_beside(x) ? "top_k_experts"
+                                         : or_deepseek(f->keys.chosen, "num_experts_per_tok"),
+                    wanted);
     if (r->st == OK && (experts > 1024 || mixture_chosen(x) > 64))
         r->st =
             base_fail(r->err, ERR_MODEL,
@@ -248,12 +251,30 @@ static void expect_countable(struct reader *r, const struct family *f, const str
                           (int)experts, (int)layers, (int)(experts * layers), MODEL_EXPERTS_MAX);
 }
 
+/* Gemma 4's, where it has any. */
+static void read_gemma(struct reader *r, struct model_config *m)
+{
+    struct mixture_config *x = &m->mixture;
+    if (!reader_bool(r, "enable_moe_block", false))
+        return;
+    *x = (struct mixture_config){.kind = MIXTURE_GEMMA, .among = true, .scale = 1};
+    x->experts = reader_int(r, "num_experts", 1, 1024, -1);
+    x->chosen = reader_int(r, "top_k_experts", 1, 64, -1);
+    x->dense_mlp = m->mlp;
+    m->mlp = reader_int(r, "moe_intermediate_size", 1, 1 << 20, -1);
+}
+
 void model_mixture_read(struct reader *r, const struct family *f, struct model_config *m)
 {
     struct mixture_config *x = &m->mixture;
     const bool local = jdoc_get_value(r->object, "num_local_experts");
     if (model_mixture_is_plain(r, f))
         return;
+    if (f->global_dim > 0) {
+        read_gemma(r, m);
+        expect_countable(r, f, m);
+        return;
+    }
     *x = f->mixture;
     if (x->kind == MIXTURE_NONE)
         return;

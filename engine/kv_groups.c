@@ -14,7 +14,8 @@ static int32_t window_of(const struct model_config *m)
 
 struct kv_groups kv_groups_of(const struct model_config *m, int32_t layers, int32_t keep_layers)
 {
-    const int32_t slide = model_config_sliding(m), all = m->layers - model_config_recurring(m);
+    const int32_t slide = model_config_storing_window(m, true);
+    const int32_t all = slide + model_config_storing_window(m, false);
     if (layers == 0)
         return (struct kv_groups){.keep = 1, .layers = all};
     return (struct kv_groups){div_up(all - slide, keep_layers > 0 ? keep_layers : layers),
@@ -47,14 +48,14 @@ static void take_less(struct kv_groups *best, int64_t *least, const struct kv_gr
 struct kv_groups kv_groups_find(const struct model_config *m, const size_t bytes[MODEL_KINDS],
                                 int32_t context, int32_t rows)
 {
-    const bool apart = model_config_kinds(m) > 1 && model_config_sliding(m) > 0;
-    const int32_t most = m->layers - model_config_recurring(m);
-    const int32_t keep = most - model_config_sliding(m);
+    const int32_t slide = model_config_storing_window(m, true);
+    const int32_t keep = model_config_storing_window(m, false), most = slide + keep;
+    const bool apart = model_config_kinds(m) > 1 && slide > 0;
     struct kv_groups best = kv_groups_of(m, 0, 0);
     int64_t least = 0;
     if (!apart)
         take_less(&best, &least, &best, bytes, context, rows);
-    for (int32_t layers = most; layers > 0 && model_config_sliding(m) > 0; layers--) {
+    for (int32_t layers = most; layers > 0 && slide > 0; layers--) {
         for (int32_t of = apart ? keep : 0; of >= apart; of--) {
             const struct kv_groups g = kv_groups_of(m, layers, of);
             take_less(&best, &least, &g, bytes, context, rows);
@@ -67,10 +68,11 @@ struct kv_group_place kv_groups_place(const struct kv_groups *g, const struct mo
                                       int32_t layer)
 {
     const bool slides = g->slide > 0 && model_config_slides(m, layer);
+    const int32_t source = model_config_source(m, layer);
     int32_t before = 0; /* layers of its kind */
-    for (int32_t i = 0; i < layer; i++)
+    for (int32_t i = 0; i < source; i++)
         before +=
-            !model_config_recurs(m, i) && (g->slide == 0 || model_config_slides(m, i) == slides);
+            model_config_stores(m, i) && (g->slide == 0 || model_config_slides(m, i) == slides);
     const int32_t layers = kv_groups_layers(g, !slides);
     return (struct kv_group_place){(slides ? g->keep : 0) + before / layers, before % layers};
 }

@@ -274,6 +274,8 @@ static void write_mixture(const struct mixture_config *x, struct buf *out)
                x->chosen);
     if (x->shared > 0)
         buf_printf(out, ", and %d that all share", x->shared);
+    if (mixture_is_beside(x))
+        buf_printf(out, ", beside an MLP of %d columns", x->dense_mlp);
     if (x->dense == 1)
         buf_printf(out, "; the first layer has an MLP of %d columns instead", x->dense_mlp);
     else if (x->dense > 1)

@@ -29,7 +29,6 @@ static const struct {
     {"qwen2_window_bf16", 2, {"--dtype=auto"}},
     {"gemma2_f32", 4, {"--parallel-mode=2d"}},
     {"gemma3_bf16", 2, {"--dtype=auto"}},
-    {"gemma4_bf16", 2, {"--dtype=auto"}},
     {"phi3_longrope_f32", 2, {"--dtype=auto"}},
     {"gpt_oss_bf16", 2, {"--dtype=auto"}},
     {"gpt_oss_f32", 1, {"--dtype=auto"}},
@@ -45,6 +44,10 @@ static const struct {
     {"untied_mha_bf16", 1, {"--dtype=float16"}},
     {"../corpus/models/heads64_bf16", 1, {"--load-format=dummy"}}, /* heads that attention turns */
     {"../corpus/models/heads64_bf16", 2, {"--load-format=dummy", "--kv-cache-dtype=fp8"}},
+    {"gemma4_bf16", 2, {"--dtype=auto"}},
+    {"gemma4_moe_bf16", 3, {"--dtype=auto"}},
+    {"gemma4_ple_bf16", 4, {"--parallel-mode=1d_sp"}},
+    {"gemma4_ple_f32", 2, {"--quantization=fp8"}},
 };
 
 static inline const struct module *module_here(struct module_report *report)

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define EXPERTS ".mlp.experts."
+#define EXPERTS ".experts." /* of an MLP, or beside it */
 #define GATE_UP EXPERTS "gate_up_proj"
 #define DOWN EXPERTS "down_proj"
 #define GATE_UP_SCALES GATE_UP "_scale_inv"

@@ -13,6 +13,7 @@
 #define QWEN "mlp.experts.%d."
 #define MIXTRAL "block_sparse_moe.experts.%d."
 #define GPT_OSS "mlp.experts."
+#define GEMMA "experts.%d."
 #define GLM PARAM_SHARED "s."
 #define QWEN2 PARAM_SHARED "."
 #define GATE_UP "mlp.gate_up_proj"
@@ -27,6 +28,7 @@
 #define Q_UP ATTN "q_b_proj.weight"
 #define KV_UP ATTN "kv_b_proj.weight"
 #define KEYS ATTN "k_proj.weight"
+#define INPUTS "model.per_layer_"
 
 /* clang-format off */
 static const struct param params[] = {
@@ -72,6 +74,20 @@ static const struct param params[] = {
     {ROLE_GLOBAL_QKV, true, MIXTURE_NONE, ATTN "qkv_proj", NULL,
      {ATTN "q_proj.weight", KEYS, KEYS}},
     {ROLE_GLOBAL_O, true, MIXTURE_NONE, ATTN "o_proj", NULL, {ATTN "o_proj.weight"}},
+    {ROLE_QUERY, true, MIXTURE_NONE, ATTN "q_proj", NULL, {ATTN "q_proj.weight"}},
+    {ROLE_GLOBAL_QUERY, true, MIXTURE_NONE, ATTN "q_proj", NULL, {ATTN "q_proj.weight"}},
+    {ROLE_LAYER_INPUTS, false, MIXTURE_NONE, INPUTS "model_projection", NULL,
+     {INPUTS "model_projection.weight"}},
+    {ROLE_INPUTS_TABLE, false, MIXTURE_NONE, "model.embed_tokens_per_layer", NULL,
+     {"model.embed_tokens_per_layer.weight"}},
+    {ROLE_INPUTS_NORM, false, MIXTURE_NONE, INPUTS "projection_norm", NULL,
+     {INPUTS "projection_norm.weight"}},
+    {ROLE_INPUT_GATE, true, MIXTURE_NONE, "per_layer_input_gate", NULL,
+     {"per_layer_input_gate.weight"}},
+    {ROLE_INPUT_OUT, true, MIXTURE_NONE, "per_layer_projection", NULL,
+     {"per_layer_projection.weight"}},
+    {ROLE_INPUT_POST_NORM, true, MIXTURE_NONE, "post_per_layer_input_norm", NULL,
+     {"post_per_layer_input_norm.weight"}},
     {ROLE_O_BIAS, true, MIXTURE_NONE, ATTN "o_proj.bias", NULL, {ATTN "o_proj.bias"}},
     {ROLE_ATTN_POST_NORM, true, MIXTURE_NONE, "post_attention_layernorm", NULL,
      {"post_attention_layernorm.weight"}},
@@ -85,6 +101,9 @@ static const struct param params[] = {
      {"mlp.gate_proj.weight", "mlp.up_proj.weight"}},
     {ROLE_GATE_UP, true, MIXTURE_NONE, GATE_UP, NULL, {GATE_UP ".weight"}},
     {ROLE_DOWN, true, MIXTURE_NONE, DOWN, NULL, {"mlp.down_proj.weight"}},
+    {ROLE_DENSE_GATE_UP, true, MIXTURE_NONE, GATE_UP, NULL,
+     {"mlp.gate_proj.weight", "mlp.up_proj.weight"}},
+    {ROLE_DENSE_DOWN, true, MIXTURE_NONE, DOWN, NULL, {"mlp.down_proj.weight"}},
     {ROLE_GATE_UP, true, MIXTURE_QWEN, QWEN "gate_up_proj", GATE_UP,
      {QWEN "gate_proj.weight", QWEN "up_proj.weight"}},
     {ROLE_ROUTER, true, MIXTURE_QWEN, "mlp.gate", NULL, {"mlp.gate.weight"}},
@@ -132,6 +151,22 @@ static const struct param params[] = {
     {ROLE_DOWN_BIAS, true, MIXTURE_GPT_OSS, GPT_OSS "down_proj.bias", NULL,
      {GPT_OSS "down_proj_bias"}},
 
+    {ROLE_DENSE_GATE_UP, true, MIXTURE_GEMMA, GATE_UP, NULL,
+     {"mlp.gate_proj.weight", "mlp.up_proj.weight"}},
+    {ROLE_DENSE_DOWN, true, MIXTURE_GEMMA, DOWN, NULL, {"mlp.down_proj.weight"}},
+    {ROLE_GATE_UP, true, MIXTURE_GEMMA, GEMMA "gate_up_proj", GATE_UP,
+     {GEMMA "gate_proj.weight", GEMMA "up_proj.weight"}},
+    {ROLE_ROUTER, true, MIXTURE_GEMMA, "router.proj", NULL, {"router.proj.weight"}},
+    {ROLE_ROUTER_SCALE, true, MIXTURE_GEMMA, "router.scale", NULL, {"router.scale"}},
+    {ROLE_EXPERT_SCALE, true, MIXTURE_GEMMA, "router.per_expert_scale", NULL,
+     {"router.per_expert_scale"}},
+    {ROLE_EXPERTS_NORM, true, MIXTURE_GEMMA, GEMMA_NORM "_2", NULL, {GEMMA_NORM "_2.weight"}},
+    {ROLE_DENSE_POST_NORM, true, MIXTURE_GEMMA, GEMMA_POST_NORM "_1", NULL,
+     {GEMMA_POST_NORM "_1.weight"}},
+    {ROLE_EXPERTS_POST_NORM, true, MIXTURE_GEMMA, GEMMA_POST_NORM "_2", NULL,
+     {GEMMA_POST_NORM "_2.weight"}},
+    {ROLE_DOWN, true, MIXTURE_GEMMA, GEMMA "down_proj", DOWN, {GEMMA "down_proj.weight"}},
+
     {ROLE_MLP_POST_NORM, true, MIXTURE_NONE, GEMMA_POST_NORM, NULL, {GEMMA_POST_NORM ".weight"}},
     {ROLE_MLP_POST_NORM, true, MIXTURE_NONE, GLM4_MLP_NORM, NULL, {GLM4_MLP_NORM ".weight"}},
     {ROLE_LAYER_SCALE, true, MIXTURE_NONE, "layer_scalar", NULL, {"layer_scalar"}},
@@ -141,7 +176,7 @@ static const struct param params[] = {
 /* clang-format on */
 
 /* Roles of linears are their parts of a plan. */
-_Static_assert((int)ROLE_HEAD == PLAN_HEAD && (int)ROLE_GLOBAL_O == PLAN_GLOBAL_O, "roles");
+_Static_assert((int)ROLE_HEAD == PLAN_HEAD && (int)ROLE_LAYER_INPUTS == PLAN_LAYER_INPUTS, "roles");
 /* Those that may come as codes are bits of left_out. */
 _Static_assert(ROLE_VALUE_UP < 31, "bits");
 
@@ -150,7 +185,7 @@ static bool is_beside(enum role role)
 {
     return param_goes_with_qkv(role) || param_is_latent(role) || role == ROLE_ROUTER ||
            role == ROLE_ATTENTION_GATE || role == ROLE_LAYER_SCALE || param_is_post_norm(role) ||
-           param_is_bias(role);
+           param_is_aside(role) || param_is_bias(role);
 }
 
 static bool is_norm(enum role role)
@@ -213,13 +248,18 @@ static bool has_param(const struct model_config *m, const struct param *p)
         return m->sinks;
     if (p->role == ROLE_Q_NORM || p->role == ROLE_K_NORM)
         return m->head_norm;
-    if (p->role == ROLE_GATE_UP || p->role == ROLE_DOWN || p->mixture != MIXTURE_NONE)
+    if (p->role == ROLE_GATE_UP || p->role == ROLE_DOWN || param_is_dense(p->role) ||
+        p->mixture != MIXTURE_NONE)
         if (p->mixture != m->mixture.kind)
             return false;
     if (p->role == ROLE_CORRECTION)
         return has_corrections(m, p);
     if (param_is_dense(p->role))
-        return m->mixture.dense > 0;
+        return model_config_other_mlp(m) > 0;
+    if (param_is_query(p->role) && m->sharing == 0)
+        return false;
+    if (param_is_input(p->role))
+        return m->inputs.dim > 0;
     if (param_is_latent(p->role) && m->latent.value == 0)
         return false;
     if (p->role == ROLE_QUERY_LATENT_NORM)
@@ -251,14 +291,24 @@ static bool is_in_layer(const struct model_config *m, const struct param *p, int
         return false;
     if (planned)
         return !param_is_dense(p->role) && !param_is_shared(p) && !param_is_recurrent(p->role) &&
-               !param_is_global(p->role);
+               !param_is_global(p->role) && !param_is_query(p->role) && !param_is_input(p->role);
     if (layer >= 0 &&
         (model_config_recurs(m, layer) ? param_is_attention(p->role) : param_is_recurrent(p->role)))
         return false;
     if (layer >= 0 &&
         (model_config_kind(m, layer) > 0 ? param_is_local(p->role) : param_is_global(p->role)))
         return false;
-    return p->mixture == MIXTURE_NONE || param_is_dense(p->role) == model_config_is_dense(m, layer);
+    if (layer >= 0 && (model_config_stores(m, layer)
+                           ? param_is_query(p->role)
+                           : param_is_of_keys(p->role) && !model_config_recurs(m, layer)))
+        return false;
+    if (mixture_is_beside(&m->mixture))
+        return true;
+    if (p->mixture == MIXTURE_NONE && (p->role == ROLE_GATE_UP || p->role == ROLE_DOWN))
+        return !model_config_has_other_mlp(m, layer);
+    if (param_is_dense(p->role))
+        return model_config_has_other_mlp(m, layer);
+    return p->mixture == MIXTURE_NONE || !model_config_is_dense(m, layer);
 }
 
 /* Old checkpoints carry the rotary frequencies; a tied one may repeat the embedding as its head;
@@ -502,6 +552,8 @@ static enum status open_layers(const struct model_config *m, const struct flow *
     TRY(open_list(m, layers, false, layout_heads(m, f, rank), f->dtype, &l, &of, err));
     l->rank = rank;
     l->flow = f;
+    l->behind = m->layers;
+    l->sharing = m->sharing;
     for (int32_t i = 0; i < model_config_kinds(m); i++) {
         l->kv_of[i] = calloc((size_t)m->heads, sizeof *l->kv_of[i]);
         if (!l->kv_of[i]) {
@@ -556,7 +608,8 @@ void layout_close(struct layout *l)
 /* Have two layers weights of the same sizes? */
 static bool is_alike(const struct model_config *m, int32_t a, int32_t b)
 {
-    return model_config_is_dense(m, a) == model_config_is_dense(m, b) &&
+    return model_config_has_other_mlp(m, a) == model_config_has_other_mlp(m, b) &&
+           model_config_stores(m, a) == model_config_stores(m, b) &&
            model_config_recurs(m, a) == model_config_recurs(m, b) &&
            model_config_kind(m, a) == model_config_kind(m, b);
 }
@@ -606,16 +659,38 @@ size_t layout_kv_bytes_per_token(const struct model_config *m, const struct flow
     size_t bytes = 0;
     for (int32_t i = 0; i < model_config_kinds(m); i++)
         bytes +=
-            (size_t)model_config_attending(m, i) * layout_kv_layer_bytes(m, f, rank, i, kv_dtype);
+            (size_t)model_config_storing(m, i) * layout_kv_layer_bytes(m, f, rank, i, kv_dtype);
     return bytes;
 }
+
+/* Published files have keys and values of layers that take those of others, too. */
+static const char *const unread[] = {"k_proj", "v_proj", "k_norm"};
 
 enum status layout_check(const struct layout *l, const struct checkpoint *c, int32_t *ignored_count,
                          struct err *err)
 {
-    const char *all[ARRAY_LEN(ignored) + 1] = {l->ahead};
-    memcpy(all + 1, ignored, sizeof ignored);
-    return checkpoint_check(c, l->weights, l->count, all, ARRAY_LEN(all), ignored_count, err);
+    enum status st = OK;
+    const size_t known = ARRAY_LEN(ignored), last = (size_t)l->sharing * ARRAY_LEN(unread);
+    const char **all = calloc(known + 1 + last, sizeof *all);
+    char(*names)[PLACEMENT_NAME_MAX] = calloc(last + 1, sizeof *names);
+    size_t n = 0;
+    if (!all || !names) {
+        st = base_fail(err, ERR_NOMEM, "layout: no memory");
+        goto out;
+    }
+    all[n++] = l->ahead;
+    for (size_t i = 0; i < known; i++)
+        all[n++] = ignored[i];
+    for (size_t i = 0; i < last; i++) {
+        snprintf(names[i], sizeof names[i], "model.layers.%d." ATTN "%s.**",
+                 l->behind - 1 - (int32_t)(i / ARRAY_LEN(unread)), unread[i % ARRAY_LEN(unread)]);
+        all[n++] = names[i];
+    }
+    st = checkpoint_check(c, l->weights, l->count, all, (int32_t)n, ignored_count, err);
+out:
+    free(names);
+    free(all);
+    return st;
 }
 
 int32_t layout_find(const struct layout *l, enum role role, int32_t layer)

@@ -31,6 +31,9 @@ enum role {
     ROLE_RECURRENT_OUT,   /* [D, V * value_dim] */
     ROLE_GLOBAL_QKV,      /* of layers that do not slide, where their heads are others */
     ROLE_GLOBAL_O,
+    ROLE_QUERY, /* of layers with the keys and values of others, in the place of QKV, */
+    ROLE_GLOBAL_QUERY,
+    ROLE_LAYER_INPUTS,      /* what makes of a row those that layers take: [own layers * P, D] */
     ROLE_QKV_BIAS,          /* of this rank's heads in attention: [Q heads | K heads | V heads] */
     ROLE_QUERY_LATENT_NORM, /* [latent.query] */
     ROLE_VALUE_LATENT_NORM, /* [latent.value] */
@@ -45,9 +48,19 @@ enum role {
     ROLE_ROUTER,         /* of a mixture, [backend_route_logits, D] and whole on every rank */
     ROLE_ATTN_POST_NORM, /* of what attention makes, before it is added */
     ROLE_MLP_POST_NORM,
-    ROLE_LAYER_SCALE, /* [1] what the residual stream is multiplied with at the layer's end */
-    ROLE_O_BIAS,      /* [D] */
-    ROLE_SINKS,       /* [heads of this rank in attention] */
+    ROLE_ROUTER_SCALE,    /* [D] gains of the norm of what the router takes */
+    ROLE_EXPERT_SCALE,    /* [E] factors of shares */
+    ROLE_EXPERTS_NORM,    /* of what experts take, where it is not what an MLP does, */
+    ROLE_DENSE_POST_NORM, /* and of what each of the two makes, before they are added */
+    ROLE_EXPERTS_POST_NORM,
+    ROLE_INPUTS_TABLE,    /* [vocabulary of inputs, own layers * P] */
+    ROLE_INPUTS_NORM,     /* [P] of what LAYER_INPUTS makes for each layer */
+    ROLE_INPUT_GATE,      /* [P, D] and */
+    ROLE_INPUT_OUT,       /* [D, P] of a layer, whole on every rank */
+    ROLE_INPUT_POST_NORM, /* of what it makes, before it is added */
+    ROLE_LAYER_SCALE,     /* [1] what the residual stream is multiplied with at the layer's end */
+    ROLE_O_BIAS,          /* [D] */
+    ROLE_SINKS,           /* [heads of this rank in attention] */
     ROLE_ROUTER_BIAS,
     ROLE_CORRECTION,   /* [E] what is added to scores for the choice alone */
     ROLE_GATE_UP_BIAS, /* of a mixture, [E, outputs that this rank has] */
@@ -71,6 +84,7 @@ struct layout {
     int32_t *experts; /* of each weight, or its head; 0 for those that are neither's */
     int32_t count;
     char ahead[PLACEMENT_NAME_MAX]; /* tensors of a layer behind the last, which guesses; or "" */
+    int32_t behind, sharing;        /* that layer's number, and model_config's */
     size_t arena_bytes;             /* of all weights, with alignment */
 };
 

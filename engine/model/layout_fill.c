@@ -230,12 +230,13 @@ static void keep(struct local_weight *w, struct span rows)
     w->spec.out = (int32_t)span_len(rows);
 }
 
-/* Queries alone, of latents or beside them. */
+/* Queries alone: of latents or beside them, or of layers with the keys and values of others. */
 static void fill_queries(const struct layout *l, const struct model_config *m,
                          const struct param *p, struct which at, struct local_weight *w)
 {
-    const struct span in = flow_inputs(l->flow, PLAN_QKV, l->rank);
-    const int64_t dim = model_config_query_dim(m);
+    const struct span in = flow_inputs(l->flow, (enum plan_part)p->role, l->rank);
+    const int64_t dim =
+        p->role == ROLE_GLOBAL_QUERY ? m->global.head_dim : model_config_query_dim(m);
     const int64_t cols = m->latent.query > 0 ? m->latent.query : m->hidden;
     add_slice(w, p->tensors[0], at, m->heads * dim, cols, scaled(l->heads, dim), in);
 }
@@ -283,8 +284,9 @@ static struct mlp_columns mlp_columns(const struct model_config *m, const struct
                                       struct which at)
 {
     const struct mixture_config *x = &m->mixture;
+    const int32_t other = model_config_other_mlp(m);
     if (param_is_dense(p->role))
-        return (struct mlp_columns){x->dense_mlp, 0, x->dense_mlp};
+        return (struct mlp_columns){other, 0, other};
     if (param_is_shared(p))
         return (struct mlp_columns){m->mlp, (at.expert - x->experts) * (int64_t)m->mlp,
                                     x->shared * (int64_t)m->mlp};
@@ -383,6 +385,8 @@ static void fill_vector(const struct layout *l, const struct model_config *m, co
         add_elements(w, p->tensors[0], at, m->heads * dh, scaled(l->heads, dh));
     } else if (p->role == ROLE_K_NORM && m->joint_norm) {
         add_elements(w, p->tensors[0], at, m->kv_heads * dh, scaled(l->kv_heads[0], dh));
+    } else if (p->role == ROLE_INPUTS_NORM) {
+        add_elements(w, p->tensors[0], at, m->inputs.dim, (struct span){0, m->inputs.dim});
     } else if (p->role == ROLE_LAYER_SCALE) {
         add_elements(w, p->tensors[0], at, 1, (struct span){0, 1});
     } else if (p->role == ROLE_SINKS) {
@@ -392,7 +396,8 @@ static void fill_vector(const struct layout *l, const struct model_config *m, co
     } else if (param_is_recurrent(p->role)) {
         fill_recurrent_vector(l, m, p, at, w);
     } else {
-        const bool of_experts = p->role == ROLE_ROUTER_BIAS || p->role == ROLE_CORRECTION;
+        const bool of_experts = p->role == ROLE_ROUTER_BIAS || p->role == ROLE_CORRECTION ||
+                                p->role == ROLE_EXPERT_SCALE;
         const int64_t n = param_goes_with_qkv(p->role)        ? dh
                           : of_experts                        ? m->mixture.experts
                           : p->role == ROLE_QUERY_LATENT_NORM ? m->latent.query
@@ -408,8 +413,9 @@ static void fill_vector(const struct layout *l, const struct model_config *m, co
 static bool is_vector(enum role role)
 {
     return role == ROLE_ATTN_NORM || role == ROLE_MLP_NORM || role == ROLE_FINAL_NORM ||
-           param_is_post_norm(role) || param_goes_with_qkv(role) || param_is_bias(role) ||
-           param_is_latent_norm(role) || role == ROLE_LAYER_SCALE || role == ROLE_CONV ||
+           param_is_post_norm(role) || param_is_aside(role) || param_goes_with_qkv(role) ||
+           param_is_bias(role) || param_is_latent_norm(role) || role == ROLE_INPUTS_NORM ||
+           role == ROLE_INPUT_POST_NORM || role == ROLE_LAYER_SCALE || role == ROLE_CONV ||
            role == ROLE_DECAY || role == ROLE_DECAY_BIAS || role == ROLE_RECURRENT_NORM;
 }
 
@@ -430,6 +436,27 @@ static void fill_router(const struct layout *l, const struct model_config *m, co
     w->spec.cut[1] = w->spec.in;
 }
 
+/* What is never quantised and no part of a plan: a table of all ids, whose columns are cut as what
+ * is made of rows, and what layers do with them, whole on every rank. */
+static void fill_input(const struct layout *l, const struct model_config *m, const struct param *p,
+                       struct which at, struct local_weight *w)
+{
+    const int64_t dim = m->inputs.dim, hidden = m->hidden;
+    const struct span own = flow_outputs(l->flow, PLAN_LAYER_INPUTS, l->rank);
+    if (p->role == ROLE_INPUTS_TABLE)
+        add_slice(w, p->tensors[0], at, m->inputs.vocab, m->layers * dim,
+                  (struct span){0, m->inputs.vocab}, own);
+    else if (p->role == ROLE_INPUT_GATE)
+        add_slice(w, p->tensors[0], at, dim, hidden, (struct span){0, dim},
+                  (struct span){0, hidden});
+    else
+        add_slice(w, p->tensors[0], at, hidden, dim, (struct span){0, hidden},
+                  (struct span){0, dim});
+    w->spec.dtype = l->flow->dtype;
+    w->spec.leaves = 1;
+    w->spec.cut[1] = w->spec.in;
+}
+
 void layout_fill(const struct layout *l, const struct model_config *m, const struct param *p,
                  struct which at, struct local_weight *w)
 {
@@ -442,6 +469,10 @@ void layout_fill(const struct layout *l, const struct model_config *m, const str
         fill_router(l, m, p, at, w);
         return;
     }
+    if (p->role == ROLE_INPUTS_TABLE || p->role == ROLE_INPUT_GATE || p->role == ROLE_INPUT_OUT) {
+        fill_input(l, m, p, at, w);
+        return;
+    }
     if (param_is_head(p->role)) {
         fill_head(l, m, p, at, w);
         return;
@@ -449,7 +480,7 @@ void layout_fill(const struct layout *l, const struct model_config *m, const str
     const struct span out = flow_outputs(l->flow, part, l->rank);
     const struct span in = flow_inputs(l->flow, part, l->rank);
     const struct mlp_columns columns = mlp_columns(m, p, at);
-    if (p->role == ROLE_QKV && m->latent.value > 0)
+    if ((p->role == ROLE_QKV && m->latent.value > 0) || param_is_query(p->role))
         fill_queries(l, m, p, at, w);
     else if (p->role == ROLE_QKV || p->role == ROLE_GLOBAL_QKV)
         fill_qkv(l, m, p, at, w);
@@ -471,6 +502,8 @@ void layout_fill(const struct layout *l, const struct model_config *m, const str
     else if (p->role == ROLE_O)
         add_slice(w, p->tensors[0], at, m->hidden, (int64_t)m->heads * model_config_value_dim(m),
                   out, in);
+    else if (p->role == ROLE_LAYER_INPUTS)
+        add_slice(w, p->tensors[0], at, (int64_t)m->layers * m->inputs.dim, m->hidden, out, in);
     else if (p->role == ROLE_GLOBAL_O)
         add_slice(w, p->tensors[0], at, m->hidden, (int64_t)m->heads * m->global.head_dim, out, in);
     else if (p->role == ROLE_DOWN && param_in_turns(m))

@@ -51,18 +51,38 @@ static inline bool param_is_recurrent(enum role role)
 /* Of layers that do not slide, and of the others where those have such. */
 static inline bool param_is_global(enum role role)
 {
-    return role == ROLE_GLOBAL_QKV || role == ROLE_GLOBAL_O;
+    return role == ROLE_GLOBAL_QKV || role == ROLE_GLOBAL_O || role == ROLE_GLOBAL_QUERY;
 }
 
 static inline bool param_is_local(enum role role)
 {
-    return role == ROLE_QKV || role == ROLE_O;
+    return role == ROLE_QKV || role == ROLE_O || role == ROLE_QUERY;
+}
+
+/* Of layers with the keys and values of others. */
+static inline bool param_is_query(enum role role)
+{
+    return role == ROLE_QUERY || role == ROLE_GLOBAL_QUERY;
+}
+
+/* Of layers with their own, and of no others. */
+static inline bool param_is_of_keys(enum role role)
+{
+    return role == ROLE_QKV || role == ROLE_GLOBAL_QKV || role == ROLE_K_NORM ||
+           role == ROLE_QKV_BIAS;
+}
+
+/* Of rows that layers take of each token. */
+static inline bool param_is_input(enum role role)
+{
+    return role == ROLE_LAYER_INPUTS || role == ROLE_INPUTS_TABLE || role == ROLE_INPUTS_NORM ||
+           role == ROLE_INPUT_GATE || role == ROLE_INPUT_OUT || role == ROLE_INPUT_POST_NORM;
 }
 
 /* Of layers that attend. */
 static inline bool param_is_attention(enum role role)
 {
-    return param_is_global(role) || role == ROLE_QKV || role == ROLE_O ||
+    return param_is_global(role) || role == ROLE_QUERY || role == ROLE_QKV || role == ROLE_O ||
            role == ROLE_ATTENTION_GATE || role == ROLE_QKV_BIAS || role == ROLE_O_BIAS ||
            role == ROLE_Q_NORM || role == ROLE_K_NORM || role == ROLE_SINKS ||
            param_is_latent(role);
@@ -84,6 +104,13 @@ static inline bool param_is_bias(enum role role)
 static inline bool param_is_post_norm(enum role role)
 {
     return role == ROLE_ATTN_POST_NORM || role == ROLE_MLP_POST_NORM;
+}
+
+/* Vectors of experts beside an MLP. */
+static inline bool param_is_aside(enum role role)
+{
+    return role == ROLE_ROUTER_SCALE || role == ROLE_EXPERT_SCALE || role == ROLE_EXPERTS_NORM ||
+           role == ROLE_DENSE_POST_NORM || role == ROLE_EXPERTS_POST_NORM;
 }
 
 static inline bool param_is_expert(const struct param *p)
@@ -121,8 +148,8 @@ static inline bool param_is_coded(const struct model_config *m, const struct par
         return param_is_expert(p);
     return (part == PLAN_QKV || part == PLAN_O || part == PLAN_GATE_UP || part == PLAN_DOWN ||
             part == PLAN_LATENT || part == PLAN_ATTENTION_GATE || part == PLAN_RECURRENT ||
-            part == PLAN_RECURRENT_OUT || param_is_global(p->role) || param_is_dense(p->role) ||
-            param_is_head(p->role)) &&
+            part == PLAN_RECURRENT_OUT || param_is_global(p->role) || part == PLAN_QUERY ||
+            param_is_dense(p->role) || param_is_head(p->role)) &&
            !(m->quant.left_out >> part & 1);
 }
 

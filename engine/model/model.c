@@ -6,6 +6,7 @@
 #include "engine/carve.h"
 #include "engine/model/rope.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -39,6 +40,11 @@ static size_t carve_all(struct model *m, const struct model_config *cfg, const s
         m->local_rope = carve_rotation(&c, rows, rotary_dim(cfg, true));
     if (cfg->value_norm)
         m->ones = carve_floats(&c, 1, BACKEND_HEAD_DIM_MAX);
+    const int64_t x = (int64_t)parallel_rest_size(f, rank, m->rows_max);
+    if (cfg->inputs.dim > 0) {
+        m->half_root = carve_floats(&c, 1, 1);
+        m->taken = carve_floats(&c, x / cfg->hidden, (int64_t)cfg->layers * cfg->inputs.dim);
+    }
     const int64_t heads = m->heads[0].heads, key = heads > 0 ? cfg->head_dim : 0;
     if (cfg->latent.value > 0) {
         m->latent.query = carve_floats(&c, rows, cfg->latent.query);
@@ -50,7 +56,7 @@ static size_t carve_all(struct model *m, const struct model_config *cfg, const s
     m->gates = carve_floats(&c, rows, gates > 2 * r->values ? gates : 2 * r->values);
     m->states = carve_floats(&c, model_config_recurring(cfg),
                              (int64_t)((size_t)m->places * model_state_size(r)));
-    m->x = carve_floats(&c, 1, (int64_t)parallel_rest_size(f, rank, m->rows_max));
+    m->x = carve_floats(&c, 1, x);
     return c.used;
 }
 
@@ -133,12 +139,17 @@ static enum status upload_constants(struct model *m, const struct layout *l, str
     TRY(upload_rotation(m, &cfg->rope, rotary_dim(cfg, false), &m->rope, err));
     if (m->local_rope.table)
         TRY(upload_rotation(m, &cfg->local_rope, rotary_dim(cfg, true), &m->local_rope, err));
+    const float half_root = sqrtf(0.5f);
     if (m->ones)
         m->b->ops->upload(m->b, m->ones, ones, sizeof ones);
+    if (m->half_root)
+        m->b->ops->upload(m->b, m->half_root, &half_root, sizeof half_root);
     for (int32_t i = 0; i < model_config_kinds(cfg); i++) {
         m->b->ops->upload(m->b, m->kv_of[i], l->kv_of[i],
                           (size_t)m->heads[i].heads * sizeof *l->kv_of[i]);
         m->heads[i].kv_of = m->kv_of[i];
+        m->sharing[i] = m->heads[i];
+        m->sharing[i].alone = true;
     }
 out:
     return st;
@@ -303,25 +314,57 @@ out:
     return st;
 }
 
+/* What a mixture's experts, which are no weights of their own, are to the parallel layer. */
+static const struct parallel_weight experts_gate_up = {.part = PLAN_GATE_UP};
+static const struct parallel_weight experts_down = {.part = PLAN_DOWN};
+
 /* The same with the MLPs of those experts that the router chooses for each row. */
-static enum status mixture_forward(struct model *m, const struct layer *l, struct view *delta,
-                                   struct cview n, struct err *err)
+static enum status mixture_forward(struct model *m, const struct layer *l, struct view x,
+                                   struct view *delta, struct cview n, struct err *err)
 {
     enum status st = OK;
     struct parallel *p = m->parallel;
+    const bool beside = l->mixture.norm != NULL; /* n is for the router alone */
+    const struct cview nothing = {0};
     const struct parallel_router router = {l->mixture.router, l->mixture.router_bias,
-                                           l->mixture.correction};
+                                           l->mixture.correction, l->mixture.expert_scale,
+                                           beside ? 1 / sqrtf((float)m->config->hidden) : 1};
     struct routing chosen;
     struct cview used;
-    struct view gu, act;
+    struct view gu, act, own;
     TRY(parallel_route(p, &used, &chosen, n, &router, err));
+    if (beside) {
+        TRY(parallel_norm(p, &own, x, nothing, l->mixture.norm, m->config->norm_eps,
+                          experts_gate_up, err));
+        used = cview_of(own);
+    }
     TRY(parallel_expert_linear(p, &gu, used, l->mixture.gate_up, &chosen, err));
     if (l->mixture.gate_up_bias)
         TRY(backend_expert_bias(m->b, gu, l->mixture.gate_up_bias, &chosen, err));
-    TRY(parallel_act_mul(p, &act, cview_of(gu), m->activation, l->gate_up.part, l->down, err));
+    TRY(parallel_act_mul(p, &act, cview_of(gu), m->activation, PLAN_GATE_UP, experts_down, err));
     TRY(parallel_expert_sum(p, delta, cview_of(act), l->mixture.down, &chosen, err));
     if (l->mixture.down_bias)
         TRY(parallel_expert_bias(p, delta, l->mixture.down_bias, &chosen, err));
+out:
+    return st;
+}
+
+/* Both, of the same rows, each with norms of its own (Gemma 4). */
+static enum status beside_forward(struct model *m, const struct layer *l, struct view x,
+                                  struct view *delta, struct cview n, struct err *err)
+{
+    enum status st = OK;
+    struct parallel *p = m->parallel;
+    const struct cview nothing = {0};
+    const float eps = m->config->norm_eps;
+    struct view routed;
+    TRY(mlp_forward(m, l, delta, n, err));
+    TRY(parallel_post_norm(p, delta, l->mixture.mlp_post_norm, eps, err));
+    parallel_put_aside(p, delta);
+    TRY(parallel_norm(p, &routed, x, nothing, l->mixture.router_norm, eps, experts_gate_up, err));
+    TRY(mixture_forward(m, l, x, delta, cview_of(routed), err));
+    TRY(parallel_post_norm(p, delta, l->mixture.post_norm, eps, err));
+    TRY(parallel_add_aside(p, delta, err));
 out:
     return st;
 }
@@ -455,6 +498,22 @@ static struct parallel_weight first_of(const struct layer *l)
     return l->latent.rules.query > 0 ? l->latent.down : both;
 }
 
+/* x += delta, and *delta is what the layer makes of its own row of each token, and of x. */
+static enum status take_input(struct model *m, const struct layer *l, struct view x,
+                              struct view *delta, struct err *err)
+{
+    enum status st = OK;
+    const struct model_config *cfg = m->config;
+    const struct parallel_input_weights w = {l->input.gate, l->input.out, m->activation};
+    const float *take = m->taken + (l - m->layers) * cfg->inputs.dim;
+    const size_t stride = (size_t)cfg->layers * (size_t)cfg->inputs.dim;
+    TRY(parallel_add_scaled(m->parallel, x, delta, NULL, err));
+    TRY(parallel_layer_input(m->parallel, delta, x, take, stride, &w, err));
+    TRY(parallel_post_norm(m->parallel, delta, l->input.post_norm, cfg->norm_eps, err));
+out:
+    return st;
+}
+
 /* One decoder layer. x: the residual stream; rows: those of this rank in attention, for the layer's
  * group. *n is the input of first_of on entry, and on return that of `next`, normed with `gain`. */
 static enum status layer_forward(struct model *m, const struct layer *l, const struct rows *rows,
@@ -479,12 +538,15 @@ static enum status layer_forward(struct model *m, const struct layer *l, const s
         TRY(parallel_scale(p, &delta, scale, err));
     TRY(parallel_norm(p, n, x, cview_of(delta), l->mlp_norm, eps, l->gate_up, err));
 
-    TRY(l->mixture.router ? mixture_forward(m, l, &delta, cview_of(*n), err)
-                          : mlp_forward(m, l, &delta, cview_of(*n), err));
+    TRY(l->mixture.norm     ? beside_forward(m, l, x, &delta, cview_of(*n), err)
+        : l->mixture.router ? mixture_forward(m, l, x, &delta, cview_of(*n), err)
+                            : mlp_forward(m, l, &delta, cview_of(*n), err));
     if (l->post_norm.mlp)
         TRY(parallel_post_norm(p, &delta, l->post_norm.mlp, eps, err));
     if (scale != 1)
         TRY(parallel_scale(p, &delta, scale, err));
+    if (l->input.gate)
+        TRY(take_input(m, l, x, &delta, err));
     if (l->scale)
         TRY(parallel_add_scaled(p, x, &delta, l->scale, err));
     TRY(parallel_norm(p, n, x, cview_of(delta), gain, eps, next, err));
@@ -537,6 +599,9 @@ enum status model_forward(struct model *m, const struct model_input *in, struct 
     TRY(rotate(m, &cfg->rope, rotary_dim(cfg, false), &m->rope, rows, err));
     TRY(rotate(m, &cfg->local_rope, rotary_dim(cfg, true), &m->local_rope, rows, err));
     TRY(parallel_embed(p, x, in->ids, m->embed, cfg->embed_scale, err));
+    if (m->taken)
+        TRY(parallel_layer_inputs(p, view_f32(m->taken, x.rows, cfg->layers * cfg->inputs.dim), x,
+                                  in->ids, &m->inputs, err));
     TRY(parallel_norm(p, &n, x, nothing, m->layers[0].attn_norm, cfg->norm_eps,
                       first_of(&m->layers[0]), err));
     for (int32_t i = 0; i <= last; i++) {

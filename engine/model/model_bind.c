@@ -9,6 +9,12 @@ static const float *vector_of(const struct model_parts *p, enum role role, int32
     return i >= 0 ? p->weights->vector[i] : NULL;
 }
 
+static const struct weight *weight_of(const struct model_parts *p, enum role role, int32_t layer)
+{
+    int32_t i = layout_find(p->layout, role, layer);
+    return i >= 0 ? p->weights->linear[i] : NULL;
+}
+
 static enum status bind_linear(struct model *m, const struct model_parts *p, enum role role,
                                int32_t layer, struct parallel_weight *out, struct err *err)
 {
@@ -70,15 +76,17 @@ static enum status bind_mlp(struct model *m, const struct model_parts *p, int32_
 {
     enum status st = OK;
     struct layer *l = &m->layers[layer];
-    const bool mixture = m->config->mixture.kind != MIXTURE_NONE;
+    const bool dense = model_config_is_dense(m->config, layer);
+    const bool other = model_config_has_other_mlp(m->config, layer);
     l->gate_up.part = PLAN_GATE_UP;
     l->down.part = PLAN_DOWN;
-    if (model_config_is_dense(m->config, layer)) {
-        const enum role gate_up = mixture ? ROLE_DENSE_GATE_UP : ROLE_GATE_UP;
-        const enum role down = mixture ? ROLE_DENSE_DOWN : ROLE_DOWN;
+    if (dense || other) {
+        const enum role gate_up = other ? ROLE_DENSE_GATE_UP : ROLE_GATE_UP;
+        const enum role down = other ? ROLE_DENSE_DOWN : ROLE_DOWN;
         TRY(bind_linear(m, p, gate_up, layer, &l->gate_up, err));
         TRY(bind_linear(m, p, down, layer, &l->down, err));
-    } else {
+    }
+    if (!dense) {
         l->mixture.router = p->weights->linear[layout_find(p->layout, ROLE_ROUTER, layer)];
         TRY(bind_experts(m, p, ROLE_GATE_UP, layer, &l->mixture.gate_up, err));
         TRY(bind_experts(m, p, ROLE_DOWN, layer, &l->mixture.down, err));
@@ -86,6 +94,11 @@ static enum status bind_mlp(struct model *m, const struct model_parts *p, int32_
         l->mixture.correction = vector_of(p, ROLE_CORRECTION, layer);
         l->mixture.gate_up_bias = vector_of(p, ROLE_GATE_UP_BIAS, layer);
         l->mixture.down_bias = vector_of(p, ROLE_DOWN_BIAS, layer);
+        l->mixture.router_norm = vector_of(p, ROLE_ROUTER_SCALE, layer);
+        l->mixture.norm = vector_of(p, ROLE_EXPERTS_NORM, layer);
+        l->mixture.mlp_post_norm = vector_of(p, ROLE_DENSE_POST_NORM, layer);
+        l->mixture.post_norm = vector_of(p, ROLE_EXPERTS_POST_NORM, layer);
+        l->mixture.expert_scale = vector_of(p, ROLE_EXPERT_SCALE, layer);
     }
 out:
     return st;
@@ -99,7 +112,7 @@ static void bind_scores(const struct model *m, const struct model_parts *p, int3
     l->attention = (struct attention){cfg->attention_scale, cfg->attention_softcap,
                                       slides ? cfg->window : 0, vector_of(p, ROLE_SINKS, layer)};
     const int32_t kind = model_config_kind(cfg, layer);
-    l->heads = &m->heads[kind];
+    l->heads = model_config_stores(cfg, layer) ? &m->heads[kind] : &m->sharing[kind];
     l->cache = m->kv[kind];
     l->kv = kv_groups_place(&m->groups, cfg, layer);
     l->rope = slides && m->local_rope.table ? m->local_rope.table : m->rope.table;
@@ -114,7 +127,7 @@ static void bind_rules(const struct model *m, const struct model_parts *p, int32
     const struct span heads = p->layout->heads, kv = p->layout->kv_heads[0];
     const float *q = vector_of(p, ROLE_Q_NORM, layer), *k = vector_of(p, ROLE_K_NORM, layer);
     l->rules = (struct qkv_rules){.bias = vector_of(p, ROLE_QKV_BIAS, layer),
-                                  .v_norm = m->ones,
+                                  .v_norm = model_config_stores(cfg, layer) ? m->ones : NULL,
                                   .eps = cfg->norm_eps,
                                   .interleaved = cfg->interleaved};
     CHECK(!cfg->joint_norm || !l->rules.bias); /* it would come behind the norm */
@@ -143,7 +156,10 @@ static enum status bind_attention(struct model *m, const struct model_parts *p, 
     bind_scores(m, p, layer, l);
     bind_rules(m, p, layer, l);
     const bool global = model_config_kind(m->config, layer) > 0;
-    TRY(bind_linear(m, p, global ? ROLE_GLOBAL_QKV : ROLE_QKV, layer, &l->qkv, err));
+    const bool stores = model_config_stores(m->config, layer);
+    const enum role own = global ? ROLE_GLOBAL_QKV : ROLE_QKV;
+    const enum role query = global ? ROLE_GLOBAL_QUERY : ROLE_QUERY;
+    TRY(bind_linear(m, p, stores ? own : query, layer, &l->qkv, err));
     if (m->config->attention_gate)
         TRY(bind_linear(m, p, ROLE_ATTENTION_GATE, layer, &l->gate, err));
     TRY(bind_latent(m, p, layer, err));
@@ -200,6 +216,18 @@ static void bind_norms(const struct model *m, const struct model_parts *p, int32
     }
 }
 
+/* What makes the rows that layers take of each token. */
+static enum status bind_inputs(struct model *m, const struct model_parts *p, struct err *err)
+{
+    if (m->config->inputs.dim == 0)
+        return OK;
+    m->inputs.table = weight_of(p, ROLE_INPUTS_TABLE, -1);
+    m->inputs.gain = vector_of(p, ROLE_INPUTS_NORM, -1);
+    m->inputs.half_root = m->half_root;
+    m->inputs.eps = m->config->norm_eps;
+    return bind_linear(m, p, ROLE_LAYER_INPUTS, -1, &m->inputs.weight, err);
+}
+
 enum status model_bind(struct model *m, const struct model_parts *p, struct err *err)
 {
     enum status st = OK;
@@ -208,11 +236,15 @@ enum status model_bind(struct model *m, const struct model_parts *p, struct err 
     m->head.part = PLAN_HEAD;
     if (!m->config->tied)
         TRY(bind_linear(m, p, ROLE_HEAD, -1, &m->head, err));
+    TRY(bind_inputs(m, p, err));
     m->final_norm = vector_of(p, ROLE_FINAL_NORM, -1);
     for (int32_t i = 0; i < m->config->layers; i++) {
         struct layer *l = &m->layers[i];
         bind_norms(m, p, i, l);
         l->scale = vector_of(p, ROLE_LAYER_SCALE, i);
+        l->input.gate = weight_of(p, ROLE_INPUT_GATE, i);
+        l->input.out = weight_of(p, ROLE_INPUT_OUT, i);
+        l->input.post_norm = vector_of(p, ROLE_INPUT_POST_NORM, i);
         TRY(model_config_recurs(m->config, i) ? bind_recurrent(m, p, i, err)
                                               : bind_attention(m, p, i, err));
         TRY(bind_mlp(m, p, i, err));

@@ -9,6 +9,10 @@ struct layer {
     struct parallel_weight qkv, o, gate_up, down; /* qkv, o: or what recurs has in their place */
     struct parallel_weight gate;                /* beside qkv; no weight where there are no gates */
     const float *attn_norm, *mlp_norm, *o_bias; /* NULL: none */
+    struct {                             /* what it makes of the row that it takes of each token */
+        const struct weight *gate, *out; /* NULL: there are no such rows */
+        const float *post_norm;
+    } input;
     const float *scale;          /* [1] of the residual stream at the layer's end; NULL: none */
     struct {                     /* of what attention and MLP make */
         const float *attn, *mlp; /* NULL: none */
@@ -36,6 +40,9 @@ struct layer {
         const struct weight *router; /* NULL: there is none, also in a mixture's dense layers */
         struct experts *gate_up, *down;
         const float *router_bias, *correction, *gate_up_bias, *down_bias; /* NULL: none */
+        /* Beside an MLP: gains of what router and experts take, and of what MLP and experts make
+         * before it is added; factors of shares. NULL where experts are instead of it. */
+        const float *router_norm, *norm, *mlp_post_norm, *post_norm, *expert_scale;
     } mixture;
 };
 
@@ -45,20 +52,24 @@ struct model {
     struct parallel *parallel;
     struct kv_cache *kv[MODEL_KINDS];
     struct kv_groups groups;
-    struct heads heads[MODEL_KINDS];  /* local, of layers of each kind */
-    struct recurrent_heads recurrent; /* likewise */
-    enum activation activation;       /* of the MLP's gate */
+    struct heads heads[MODEL_KINDS];   /* local, of layers of each kind, */
+    struct heads sharing[MODEL_KINDS]; /* and of those with the keys and values of others */
+    struct recurrent_heads recurrent;  /* likewise */
+    enum activation activation;        /* of the MLP's gate */
     int32_t rows_max, context, places;
     float query_beta; /* the config's, 0 where no context gets so long that it matters */
     _Atomic uint64_t *progress;
 
     struct parallel_weight embed, head;
+    struct parallel_inputs inputs; /* no weight where there are none */
     const float *final_norm;
     struct layer *layers;
 
     void *memory;                /* on the device: all of the following */
     int32_t *kv_of[MODEL_KINDS]; /* [H] */
     float *ones;                 /* [E] gains of values' norms; NULL: there are none */
+    float *half_root;            /* [1] sqrt(1 / 2), of inputs */
+    float *taken;                /* [rows of x, layers, P] inputs of this step's rows */
     struct rotation {
         float *inv_freq; /* [E/2]; E: of a head, what turns */
         float *table;    /* [rows in attention, E] */

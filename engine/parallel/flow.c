@@ -19,7 +19,10 @@ const enum plan_part flow_linears[FLOW_LINEARS] = {PLAN_QKV,
                                                    PLAN_RECURRENT_GATES,
                                                    PLAN_RECURRENT_OUT,
                                                    PLAN_GLOBAL_QKV,
-                                                   PLAN_GLOBAL_O};
+                                                   PLAN_GLOBAL_O,
+                                                   PLAN_QUERY,
+                                                   PLAN_GLOBAL_QUERY,
+                                                   PLAN_LAYER_INPUTS};
 
 const enum plan_part flow_of_layer[FLOW_OF_LAYER] = {PLAN_QKV, PLAN_LATENT,  PLAN_ATTENTION_GATE,
                                                      PLAN_O,   PLAN_GATE_UP, PLAN_DOWN};
@@ -187,16 +190,17 @@ static enum status mixing(const struct course *r, struct flow_phase *p,
 {
     enum status st = OK;
     const struct flow *f = r->f;
-    struct flow_linear *global = &p->linear[PLAN_GLOBAL_QKV];
     struct flow_linear *gate = &p->linear[PLAN_ATTENTION_GATE];
     if (f->recurrent.keys > 0)
         TRY(recurrent(r, p, &c[PLAN_RECURRENT], &c[PLAN_RECURRENT_OUT]));
     if (f->gated_heads > 0)
         gate->out = columns(f->gated_heads, f->head_dim);
-    if (f->globals > 0) {
-        TRY(linear(r, global, &c[PLAN_GLOBAL_QKV], p->rest, f->attention));
+    static const enum plan_part made[] = {PLAN_GLOBAL_QKV, PLAN_QUERY, PLAN_GLOBAL_QUERY};
+    for (size_t i = 0; i < ARRAY_LEN(made); i++)
+        if (f->layers[made[i]] > 0)
+            TRY(linear(r, &p->linear[made[i]], &c[made[i]], p->rest, f->attention));
+    if (f->layers[PLAN_GLOBAL_O] > 0)
         TRY(linear(r, &p->linear[PLAN_GLOBAL_O], &c[PLAN_GLOBAL_O], f->attention, p->rest));
-    }
     TRY(f->latent.value > 0 ? latents(r, p, &c[PLAN_LATENT], qkv)
         : f->gated_heads > 0
             ? gated(r, gate, &p->linear[PLAN_QKV], &c[PLAN_QKV], p->rest)
@@ -244,10 +248,32 @@ out:
     return st;
 }
 
-/* Of the MLP of a mixture's dense layers; where there are none, of no more than others have. */
+/* Of the MLP of layers with another one; where there are none, of no more than others have. */
 static struct extent dense_columns(const struct model_config *m)
 {
-    return columns(m->mixture.dense > 0 ? m->mixture.dense_mlp : m->mlp, 1);
+    const int32_t other = model_config_other_mlp(m);
+    return columns(other > 0 ? other : m->mlp, 1);
+}
+
+/* What heads of another kind, and layers that make queries alone, take and make. */
+static void heads_columns(const struct flow *f, const struct model_config *m,
+                          const struct extent qkv[MODEL_KINDS], struct flow_phase *p)
+{
+    const struct {
+        enum plan_part part;
+        struct extent in, out;
+    } made[] = {
+        {PLAN_GLOBAL_QKV, f->hidden, qkv[1]},
+        {PLAN_GLOBAL_O, columns(m->heads, m->global.head_dim), f->hidden},
+        {PLAN_QUERY, f->hidden, columns(m->heads, m->head_dim)},
+        {PLAN_GLOBAL_QUERY, f->hidden, columns(m->heads, m->global.head_dim)},
+        {PLAN_LAYER_INPUTS, f->hidden, columns(m->layers, m->inputs.dim)},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(made); i++) { /* nothing, where there is none */
+        const bool any = f->layers[made[i].part] > 0;
+        p->linear[made[i].part].in = any ? made[i].in : columns(0, 1);
+        p->linear[made[i].part].out = any ? made[i].out : columns(0, 1);
+    }
 }
 
 static enum status open_phase(struct flow *f, const struct model_config *m, enum plan_phase phase,
@@ -269,17 +295,12 @@ static enum status open_phase(struct flow *f, const struct model_config *m, enum
     struct flow_linear *embed = &p->linear[PLAN_EMBED], *head = &p->linear[PLAN_HEAD];
     p->rest = c[PLAN_EMBED].gives;
     p->linear[PLAN_QKV].out = qkv[0];
-    static const enum plan_part special[] = {
-        PLAN_LATENT,        PLAN_ATTENTION_GATE, PLAN_RECURRENT, PLAN_RECURRENT_GATES,
-        PLAN_RECURRENT_OUT, PLAN_GLOBAL_QKV,     PLAN_GLOBAL_O};
+    static const enum plan_part special[] = {PLAN_LATENT, PLAN_ATTENTION_GATE, PLAN_RECURRENT,
+                                             PLAN_RECURRENT_GATES, PLAN_RECURRENT_OUT};
     for (size_t i = 0; i < ARRAY_LEN(special); i++) /* nothing, where there is none */
         p->linear[special[i]].in = p->linear[special[i]].out = columns(0, 1);
     p->linear[PLAN_O].in = columns(m->heads, model_config_value_dim(m));
-    if (f->globals > 0) {
-        p->linear[PLAN_GLOBAL_QKV].in = p->linear[PLAN_GLOBAL_O].out = f->hidden;
-        p->linear[PLAN_GLOBAL_QKV].out = qkv[1];
-        p->linear[PLAN_GLOBAL_O].in = columns(m->heads, m->global.head_dim);
-    }
+    heads_columns(f, m, qkv, p);
     const int32_t experts = flow_passes(&m->mixture);
     const struct extent dense = dense_columns(m);
     p->linear[PLAN_GATE_UP].out = columns(m->mlp, 2 * experts);
@@ -290,6 +311,8 @@ static enum status open_phase(struct flow *f, const struct model_config *m, enum
 
     embed->product = plan_found(&c[PLAN_EMBED]);
     TRY(route(&r, embed->out, embed->product, p->rest, &embed->after));
+    if (f->inputs.dim > 0)
+        TRY(linear(&r, &p->linear[PLAN_LAYER_INPUTS], &c[PLAN_LAYER_INPUTS], p->rest, p->rest));
     TRY(mixing(&r, p, c, qkv[0]));
     TRY(linear(&r, &p->linear[PLAN_O], &c[PLAN_O], f->attention, p->rest));
     TRY(linear(&r, &p->linear[PLAN_GATE_UP], &c[PLAN_GATE_UP], p->rest, c[PLAN_GATE_UP].gives));
@@ -359,6 +382,36 @@ static void open_latents(struct flow *f, const struct model_config *m)
             .style = STYLE_COLWISE, .takes = f->latents, .uses = f->latents, .gives = f->attention};
 }
 
+/* Has the layer that linear? */
+static bool is_in(const struct model_config *m, int32_t layer, enum plan_part part)
+{
+    const bool recurs = model_config_recurs(m, layer), global = model_config_kind(m, layer) > 0;
+    const bool stores = model_config_stores(m, layer);
+    const bool other = model_config_has_other_mlp(m, layer);
+    if (part == PLAN_DENSE_GATE_UP || part == PLAN_DENSE_DOWN)
+        return other;
+    if (part == PLAN_GATE_UP || part == PLAN_DOWN)
+        return !other || mixture_is_beside(&m->mixture);
+    if (part == PLAN_RECURRENT || part == PLAN_RECURRENT_GATES || part == PLAN_RECURRENT_OUT)
+        return recurs;
+    if (part == PLAN_LAYER_INPUTS)
+        return layer == 0 && m->inputs.dim > 0;
+    if (part == PLAN_O || part == PLAN_GLOBAL_O)
+        return !recurs && global == (part == PLAN_GLOBAL_O);
+    if (part == PLAN_QKV || part == PLAN_GLOBAL_QKV)
+        return stores && global == (part == PLAN_GLOBAL_QKV);
+    if (part == PLAN_QUERY || part == PLAN_GLOBAL_QUERY)
+        return !recurs && !stores && global == (part == PLAN_GLOBAL_QUERY);
+    return !recurs; /* what goes with attention */
+}
+
+static void count_layers(struct flow *f, const struct model_config *m)
+{
+    for (int32_t part = 0; part < PLAN_LINEARS; part++)
+        for (int32_t i = 0; i < m->layers; i++)
+            f->layers[part] += is_in(m, i, (enum plan_part)part);
+}
+
 /* Layers that recur, and gates, are placed as attention is: what stands in the place of QKV as QKV.
  */
 static void open_gates(struct flow *f, const struct model_config *m)
@@ -366,15 +419,16 @@ static void open_gates(struct flow *f, const struct model_config *m)
     f->head_dim = m->head_dim;
     f->gated_heads = m->attention_gate ? m->heads : 0;
     f->recurrent = m->recurrent;
-    f->recurring = model_config_recurring(m);
-    f->globals = model_config_kinds(m) > 1 ? model_config_attending(m, 1) : 0;
-    if (f->globals > 0) {
-        f->choice[PLAN_GLOBAL_QKV] = f->choice[PLAN_QKV];
+    static const enum plan_part as_qkv[] = {PLAN_GLOBAL_QKV, PLAN_QUERY, PLAN_GLOBAL_QUERY,
+                                            PLAN_LAYER_INPUTS};
+    for (size_t i = 0; i < ARRAY_LEN(as_qkv); i++)
+        if (f->layers[as_qkv[i]] > 0)
+            f->choice[as_qkv[i]] = f->choice[PLAN_QKV];
+    if (f->layers[PLAN_GLOBAL_O] > 0)
         f->choice[PLAN_GLOBAL_O] = f->choice[PLAN_O];
-    }
     if (f->gated_heads > 0)
         f->choice[PLAN_ATTENTION_GATE] = f->choice[PLAN_QKV];
-    if (f->recurring == 0)
+    if (f->layers[PLAN_RECURRENT] == 0)
         return;
     f->choice[PLAN_RECURRENT] = f->choice[PLAN_RECURRENT_GATES] = f->choice[PLAN_QKV];
     f->choice[PLAN_RECURRENT_OUT] = f->choice[PLAN_O];
@@ -430,7 +484,8 @@ struct span flow_inputs(const struct flow *f, enum plan_part part, int32_t rank)
  * every step reads all, but not to fewer than 8 bits. */
 static enum dtype type_of(const struct flow *f, enum plan_part part)
 {
-    if (part == PLAN_RECURRENT_GATES) /* what decays, for all rows to come */
+    /* what decays, for all rows to come; and small ones */
+    if (part == PLAN_RECURRENT_GATES || part == PLAN_LAYER_INPUTS)
         return f->dtype;
     const bool head = !f->pooling && (part == PLAN_HEAD || (part == PLAN_EMBED && f->tied));
     if (f->quant.kind == QUANT_NONE || f->quant.widened || (f->quant.left_out >> part & 1))
@@ -541,6 +596,11 @@ static enum status check_mixture(const struct flow *f, const struct plan *plan, 
         const struct flow_linear *gate_up = &f->phase[phase].linear[PLAN_GATE_UP];
         const struct flow_linear *down = &f->phase[phase].linear[PLAN_DOWN];
         const struct spread *uses = &gate_up->uses;
+        if (mixture_is_beside(&f->mixture) && gate_up->before.count > 0)
+            return base_fail(err, ERR_USAGE,
+                             "%s: experts beside an MLP need whole rows on every rank; 1d is the "
+                             "layout that has them",
+                             plan_where(plan));
         if (uses->count[SPREAD_ROWS] + uses->count[SPREAD_COLS] + gate_up->after.count +
                     down->before.count >
                 0 ||
@@ -571,7 +631,8 @@ static enum status check_latents(const struct flow *f, const struct plan *plan, 
  * have to stay where they are made. */
 static enum status check_gates(const struct flow *f, const struct plan *plan, struct err *err)
 {
-    const bool asked = f->gated_heads > 0 || f->recurrent.keys > 0 || f->globals > 0;
+    const bool asked =
+        f->gated_heads > 0 || f->recurrent.keys > 0 || f->layers[PLAN_GLOBAL_QKV] > 0;
     for (int32_t phase = 0; phase < PLAN_PHASES && asked; phase++)
         if (f->phase[phase].linear[PLAN_QKV].after.count > 0 ||
             f->phase[phase].linear[PLAN_QKV].summa || f->phase[phase].linear[PLAN_QKV].gathered ||
@@ -613,6 +674,8 @@ enum status flow_open(const struct plan *plan, const struct model_config *m,
     memcpy(f->choice, layer->choice, sizeof layer->choice);
     f->choice[PLAN_DENSE_GATE_UP] = f->choice[PLAN_GATE_UP];
     f->choice[PLAN_DENSE_DOWN] = f->choice[PLAN_DOWN];
+    f->inputs = m->inputs;
+    count_layers(f, m);
     open_gates(f, m);
     f->attention = plan_attention(plan, &f->choice[PLAN_QKV]);
     f->mlp = f->choice[PLAN_GATE_UP].gives;

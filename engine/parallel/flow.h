@@ -26,9 +26,10 @@
 
 enum { FLOW_ROWS_MAX = 1 << 20 }; /* a step is smaller */
 
-/* Linears inside layers, of any kind; and those of one layer, where a mixture has its experts and
- * attention is what mixes rows. What ranks receive in a layer of another kind is as much. */
-enum { FLOW_LINEARS = 13, FLOW_OF_LAYER = 6 };
+/* Linears inside layers, of any kind, and in front of them; and those of one layer, where a mixture
+ * has its experts and attention is what mixes rows. What ranks receive in a layer of another kind
+ * is as much. */
+enum { FLOW_LINEARS = 16, FLOW_OF_LAYER = 6 };
 extern const enum plan_part flow_linears[FLOW_LINEARS], flow_of_layer[FLOW_OF_LAYER];
 
 /* A linear, the table, or the head. */
@@ -66,8 +67,8 @@ struct flow {
     int32_t head_dim;            /* elements of such a result */
     /* Keys 0: no layer recurs. What ranks receive in one that does is what they do in others. */
     struct recurrent_config recurrent;
-    int32_t recurring; /* so many do */
-    int32_t globals;   /* so many layers have other heads, GLOBAL_QKV and GLOBAL_O */
+    int32_t layers[PLAN_LINEARS];      /* so many have that linear; LAYER_INPUTS: 1 or 0 */
+    struct layer_inputs_config inputs; /* dim 0: there are none */
     struct extent hidden;
     enum dtype dtype; /* of the weights */
     struct quant_config quant;
@@ -155,8 +156,6 @@ static inline int32_t flow_passes(const struct mixture_config *x)
 {
     return x->kind == MIXTURE_NONE ? 1 : mixture_chosen(x);
 }
-/* How many of so many layers have that linear. */
-int32_t flow_layers(const struct flow *f, enum plan_part part, int32_t layers);
 struct flow_work flow_work(const struct flow *f, enum plan_phase phase, enum plan_part part,
                            int32_t rows, int32_t rank);
 

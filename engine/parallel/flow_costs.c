@@ -2,6 +2,8 @@
  * it follows from the flow, so it is known before there is a rank. */
 #include "engine/parallel/flow.h"
 
+/* In a layer that has experts, too. */
+static const enum plan_part beside[] = {PLAN_DENSE_GATE_UP, PLAN_DENSE_DOWN};
 static const struct extent one = {.units = 1, .unit = 1}; /* a number for each row */
 
 /* ---- bytes ---- */
@@ -57,6 +59,8 @@ uint64_t flow_layer_bytes(const struct flow *f, enum plan_phase phase, int32_t r
     uint64_t n = 0;
     for (size_t i = 0; i < FLOW_OF_LAYER; i++)
         n += linear_bytes(f, phase, flow_of_layer[i], rows, rank);
+    for (size_t i = 0; mixture_is_beside(&f->mixture) && i < ARRAY_LEN(beside); i++)
+        n += linear_bytes(f, phase, beside[i], rows, rank);
     return n + (uint64_t)f->norms * route_bytes(f, &f->phase[phase].sums, rows, one, rank) +
            route_bytes(f, &f->joint.sums, rows, f->joint.heads, rank);
 }
@@ -67,25 +71,9 @@ uint64_t flow_ends_bytes(const struct flow *f, enum plan_phase phase, int32_t ro
     const struct flow_phase *p = &f->phase[phase];
     return route_bytes(f, &p->linear[PLAN_EMBED].after, rows, f->hidden, rank) +
            route_bytes(f, &p->sums, rows, one, rank) +
+           linear_bytes(f, phase, PLAN_LAYER_INPUTS, rows, rank) +
            linear_bytes(f, phase, PLAN_HEAD, samples, rank) +
            route_bytes(f, &f->whole, samples, p->linear[PLAN_HEAD].out, rank);
-}
-
-int32_t flow_layers(const struct flow *f, enum plan_part part, int32_t layers)
-{
-    const bool dense = part == PLAN_DENSE_GATE_UP || part == PLAN_DENSE_DOWN;
-    const bool mlp = part == PLAN_GATE_UP || part == PLAN_DOWN;
-    const bool recurs =
-        part == PLAN_RECURRENT || part == PLAN_RECURRENT_GATES || part == PLAN_RECURRENT_OUT;
-    const int32_t of_dense = f->mixture.dense < layers ? f->mixture.dense : layers;
-    const int32_t recurring = f->recurring < layers ? f->recurring : layers;
-    const int32_t globals = f->globals < layers ? f->globals : layers;
-    if (dense || mlp)
-        return dense ? of_dense : layers - of_dense;
-    if (part == PLAN_GLOBAL_QKV || part == PLAN_GLOBAL_O)
-        return globals;
-    const bool local = part == PLAN_QKV || part == PLAN_O;
-    return recurs ? recurring : layers - recurring - (local ? globals : 0);
 }
 
 /* What a rank's heads make of latents: keys' matrices are for queries, values' for what attention
@@ -153,6 +141,9 @@ int32_t flow_meetings(const struct flow *f, enum plan_phase phase)
         n += l->summa && q > 1 ? 2 * q : 0; /* a broadcast of x and one of the weight a round */
         n += l->gathered;
     }
+    for (size_t i = 0; mixture_is_beside(&f->mixture) && i < ARRAY_LEN(beside); i++)
+        n += route_meetings(&p->linear[beside[i]].before) +
+             route_meetings(&p->linear[beside[i]].after);
     return n;
 }
 
@@ -160,7 +151,9 @@ int32_t flow_ends_meetings(const struct flow *f, enum plan_phase phase)
 {
     const struct flow_phase *p = &f->phase[phase];
     const struct flow_linear *head = &p->linear[PLAN_HEAD];
-    return route_meetings(&p->linear[PLAN_EMBED].after) + route_meetings(&p->sums) +
+    const struct flow_linear *inputs = &p->linear[PLAN_LAYER_INPUTS];
+    return route_meetings(&inputs->before) + route_meetings(&inputs->after) +
+           route_meetings(&p->linear[PLAN_EMBED].after) + route_meetings(&p->sums) +
            route_meetings(&head->before) + route_meetings(&head->after) + route_meetings(&f->whole);
 }
 

@@ -8,6 +8,7 @@
  * stream. Each is a launch less. */
 #include "engine/parallel/parallel_state.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -124,6 +125,11 @@ static struct view part_of(const struct parallel *p, const struct matrix *x, con
     return parallel_part(p->flow, p->rank, x, s, data);
 }
 
+static bool is_split(const struct parallel *p)
+{
+    return p->now->rest.count[SPREAD_COLS] > 0;
+}
+
 /* Where to write a part that a route starts from: where its first collective reads, if it does. */
 static float *source(struct parallel *p, const struct route *r, float *otherwise)
 {
@@ -185,6 +191,48 @@ out:
     return st;
 }
 
+enum status parallel_layer_inputs(struct parallel *p, struct view out, struct view x,
+                                  const int32_t *ids, const struct parallel_inputs *inputs,
+                                  struct err *err)
+{
+    enum status st = OK;
+    const struct flow *f = p->flow;
+    const struct flow_linear *l = &p->now->linear[PLAN_LAYER_INPUTS];
+    const struct matrix in = of_step(p, l->in), made = of_step(p, l->out);
+    struct view used, moved, y = part_of(p, &made, &l->product, source(p, &l->after, p->product));
+    const struct view found = view_f32(p->found, y.rows, y.cols);
+    const int32_t layers = y.cols / f->inputs.dim; /* of this rank */
+    TRY(move(p, &in, &l->before, x.data, &used, err));
+    TRY(backend_linear(p->b, y, cview_of(used), inputs->weight.local, err));
+    if (layers > 0) {
+        const struct view each = view_f32(y.data, y.rows * layers, f->inputs.dim);
+        TRY(backend_scale(p->b, y, cview_of(y), 1 / sqrtf((float)f->hidden.units), err));
+        TRY(backend_rmsnorm(p->b, each, cview_of(each), inputs->gain, inputs->eps, err));
+        TRY(backend_embed(p->b, found, ids, inputs->table, 0, f->inputs.scale, err));
+        TRY(backend_add(p->b, y, cview_of(found), inputs->half_root, err));
+    }
+    TRY(move(p, &made, &l->after, y.data, &moved, err));
+    p->b->ops->copy(p->b, out.data, (size_t)out.cols, moved.data, (size_t)moved.cols, out.rows,
+                    out.cols);
+out:
+    return st;
+}
+
+enum status parallel_layer_input(struct parallel *p, struct view *delta, struct view x,
+                                 const float *take, size_t stride,
+                                 const struct parallel_input_weights *w, struct err *err)
+{
+    enum status st = OK;
+    const struct view gated = view_f32(p->gated, x.rows, p->flow->inputs.dim);
+    CHECK(!p->due && !is_split(p));
+    *delta = view_f32(p->made, x.rows, x.cols);
+    TRY(backend_linear(p->b, gated, cview_of(x), w->gate, err));
+    TRY(backend_act_by(p->b, gated, cview_of(gated), take, stride, w->act, err));
+    TRY(backend_linear(p->b, *delta, cview_of(gated), w->out, err));
+out:
+    return st;
+}
+
 /* Rows whose columns lie on several ranks: only their sums of squares are exchanged, after x +=
  * delta where it has data. */
 static enum status exchange_squares(struct parallel *p, struct view x, struct cview delta,
@@ -198,11 +246,6 @@ static enum status exchange_squares(struct parallel *p, struct view x, struct cv
     TRY(move(p, &m, &p->now->sums, own, sums, err));
 out:
     return st;
-}
-
-static bool is_split(const struct parallel *p)
-{
-    return p->now->rest.count[SPREAD_COLS] > 0;
 }
 
 /* Rows or columns of the residual stream that this rank has. */
@@ -254,6 +297,21 @@ enum status parallel_scale(struct parallel *p, struct view *delta, float by, str
 {
     const struct view from = move_delta(p, delta);
     return backend_scale(p->b, *delta, cview_of(from), by, err);
+}
+
+void parallel_put_aside(struct parallel *p, const struct view *delta)
+{
+    float *made = p->delta;
+    CHECK(delta->data == made);
+    p->delta = p->aside;
+    p->aside = made;
+}
+
+enum status parallel_add_aside(struct parallel *p, struct view *delta, struct err *err)
+{
+    const struct view made = view_f32(p->aside, delta->rows, delta->cols);
+    CHECK(delta->data == p->delta);
+    return backend_add(p->b, *delta, cview_of(made), NULL, err);
 }
 
 enum status parallel_add_scaled(struct parallel *p, struct view x, struct view *delta,
@@ -463,9 +521,12 @@ enum status parallel_route(struct parallel *p, struct cview *used, struct routin
     TRY(move(p, &in, &l->before, n.data, &whole, err));
     struct routing_rules rules = parallel_rules(&p->flow->mixture);
     rules.correction = router->correction;
+    rules.expert_scale = router->expert_scale;
     const struct view logits =
         view_f32(p->router, whole.rows, backend_route_logits(p->routing.experts, &rules));
     TRY(backend_linear(p->b, logits, cview_of(whole), router->weight, err));
+    if (router->scale != 1)
+        TRY(backend_scale(p->b, logits, cview_of(logits), router->scale, err));
     if (router->bias)
         TRY(backend_add_bias(p->b, logits, cview_of(logits), router->bias, err));
     TRY(backend_route(p->b, &p->routing, cview_of(logits), &rules, err));

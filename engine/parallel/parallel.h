@@ -59,6 +59,28 @@ struct view parallel_input(struct parallel *p, struct parallel_weight w);
  * the step. */
 enum status parallel_embed(struct parallel *p, struct view x, const int32_t *ids,
                            struct parallel_weight w, float scale, struct err *err) MUST_USE;
+/* out[rows of the residual stream, L * P] = the rows that layers take of each token: (rmsnorm of
+ * each layer's part of x w^T / sqrt(D), and of rows ids[t] of the table, times its scale) /
+ * sqrt(2). x: as parallel_embed has left it, ids likewise. */
+struct parallel_inputs {
+    struct parallel_weight weight;
+    const struct weight *table; /* [ids, own columns] */
+    const float *gain;          /* [P] of the norm */
+    const float *half_root;     /* [1] sqrt(1 / 2), on the device */
+    float eps;
+};
+enum status parallel_layer_inputs(struct parallel *p, struct view out, struct view x,
+                                  const int32_t *ids, const struct parallel_inputs *inputs,
+                                  struct err *err) MUST_USE;
+/* What a layer makes of its part of them, `take`, whose rows begin `stride` apart: *delta = (act(x
+ * gate^T) * take) out^T. Valid until the next linear. gate, out: whole. */
+struct parallel_input_weights {
+    const struct weight *gate, *out;
+    enum activation act;
+};
+enum status parallel_layer_input(struct parallel *p, struct view *delta, struct view x,
+                                 const float *take, size_t stride,
+                                 const struct parallel_input_weights *w, struct err *err) MUST_USE;
 /* *delta, the result of parallel_linear or parallel_expert_sum, gets a bias, of all columns; or
  * those [E, D] of each row's experts by their shares. Valid until the next linear or norm. */
 enum status parallel_bias(struct parallel *p, struct view *delta, const float *bias,
@@ -68,6 +90,10 @@ enum status parallel_expert_bias(struct parallel *p, struct view *delta, const f
 /* *delta, as from any of those, is multiplied. Valid until the next linear or norm. */
 enum status parallel_scale(struct parallel *p, struct view *delta, float by,
                            struct err *err) MUST_USE;
+/* What the last parallel_post_norm has made stays for parallel_add_aside, which adds it to *delta,
+ * which another one has. Of mixtures beside an MLP. */
+void parallel_put_aside(struct parallel *p, const struct view *delta);
+enum status parallel_add_aside(struct parallel *p, struct view *delta, struct err *err) MUST_USE;
 /* x = (x + *delta) * scale[0], which is on the device; then *delta is nothing. delta: what the last
  * norm of a product has made. */
 enum status parallel_add_scaled(struct parallel *p, struct view x, struct view *delta,
@@ -101,9 +127,11 @@ struct cview parallel_used(const struct parallel *p);
 struct parallel_router {
     const struct weight *weight;
     const float *bias, *correction;
+    const float *expert_scale; /* likewise; NULL: none */
+    float scale;               /* of its logits; 1 for most */
 };
 /* A mixture of experts instead of the two linears of an MLP. route: *used = n as experts take it,
- * *r = the experts of its rows; both valid until the next parallel_norm. */
+ * valid until the next parallel_norm; *r = the experts of its rows, until the next route. */
 enum status parallel_route(struct parallel *p, struct cview *used, struct routing *r,
                            struct cview n, const struct parallel_router *router,
                            struct err *err) MUST_USE;

@@ -138,6 +138,7 @@ size_t parallel_carve(struct parallel *p, const struct flow *f, int32_t rank, in
                       int32_t samples_max, char *base)
 {
     size_t input = 0, product = 0, sampled = 0, blocks = 0, delta = 0, squares = 0;
+    size_t found = 0, gated = 0; /* of rows that layers take */
     struct carver c = {base, 0};
     for (int32_t i = 0; i < PLAN_PHASES; i++) {
         const struct flow_phase *phase = &f->phase[i];
@@ -159,6 +160,10 @@ size_t parallel_carve(struct parallel *p, const struct flow *f, int32_t rank, in
         sampled = base_max_size(sampled, (size_t)samples_max * (size_t)rest.cols);
         if (parallel_makes_delta(f))
             delta = base_max_size(delta, part_size(f, rank, rows, f->hidden, &phase->rest));
+        l = &phase->linear[PLAN_LAYER_INPUTS];
+        found = base_max_size(found, part_size(f, rank, rows, l->out, &l->product));
+        const struct extent each = {.units = f->inputs.dim, .unit = 1};
+        gated = base_max_size(gated, part_size(f, rank, rows, each, &phase->rest));
         if (f->joint.heads.units > 0)
             squares = base_max_size(squares,
                                     part_size(f, rank, rows, f->joint.heads, &f->joint.sums.from));
@@ -173,6 +178,10 @@ size_t parallel_carve(struct parallel *p, const struct flow *f, int32_t rank, in
     p->gate_up = carve_floats(&c, 1, (int64_t)blocks);
     p->act = carve_floats(&c, 1, (int64_t)blocks);
     p->delta = carve_floats(&c, 1, (int64_t)delta);
+    p->found = carve_floats(&c, 1, (int64_t)found);
+    p->gated = carve_floats(&c, 1, (int64_t)gated);
+    p->made = carve_floats(&c, 1, f->inputs.dim > 0 ? (int64_t)delta : 0);
+    p->aside = carve_floats(&c, 1, mixture_is_beside(&f->mixture) ? (int64_t)delta : 0);
     p->squares = carve_floats(&c, 1, (int64_t)squares);
     p->index = carve(&c, 1, samples_max, sizeof(int32_t));
     const int32_t experts = mixture_experts(&f->mixture), chosen = mixture_chosen(&f->mixture);

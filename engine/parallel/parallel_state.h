@@ -28,6 +28,10 @@ struct parallel {
     void *memory; /* all of the following */
     float *input, *product, *sampled, *sums, *gate_up, *act;
     float *delta;   /* of parallel_post_norm */
+    float *aside;   /* of parallel_put_aside, as large */
+    float *found;   /* of parallel_layer_inputs: [rows, own columns], */
+    float *gated;   /* and of parallel_layer_input: [rows, P] */
+    float *made;    /* [rows, D] */
     float *squares; /* of parallel_joint_norm: [rows, query and KV heads] */
     float *router;  /* [rows, backend_route_logits] */
     struct routing routing;

@@ -107,7 +107,8 @@ enum plan_part {
     PLAN_FINAL_NORM,
     PLAN_HEAD,
     PLAN_PARTS,
-    /* Of a mixture's layers that have a plain MLP; they are placed as GATE_UP and DOWN are. */
+    /* Of layers that have another MLP than most, or a plain one in the place of experts or beside
+     * them (model_config_has_other_mlp); they are placed as GATE_UP and DOWN are. */
     PLAN_DENSE_GATE_UP = PLAN_PARTS,
     PLAN_DENSE_DOWN,
     PLAN_LATENT, /* of models with latents, what these are made by; placed as QKV is */
@@ -120,6 +121,11 @@ enum plan_part {
     /* Of layers that do not slide, where their heads are others; placed as QKV and O are. */
     PLAN_GLOBAL_QKV,
     PLAN_GLOBAL_O,
+    /* Of layers with the keys and values of others, of either kind, what stands in the place of
+     * QKV; and in front of all layers what makes the rows that these take. Placed as QKV is. */
+    PLAN_QUERY,
+    PLAN_GLOBAL_QUERY,
+    PLAN_LAYER_INPUTS,
     PLAN_LINEARS
 };
 struct plan_layer {

@@ -18,8 +18,8 @@ double price_step(const struct price *p, const struct flow *f, enum plan_phase p
     seconds += p->weight * (double)head.bytes + p->mac * (double)head.macs;
     for (size_t i = 0; i < FLOW_LINEARS; i++) {
         const struct flow_work w = flow_work(f, phase, flow_linears[i], rows, rank);
-        seconds += flow_layers(f, flow_linears[i], layers) *
-                   (p->weight * (double)w.bytes + p->mac * (double)w.macs);
+        seconds +=
+            f->layers[flow_linears[i]] * (p->weight * (double)w.bytes + p->mac * (double)w.macs);
     }
     return seconds;
 }
