@@ -67,6 +67,7 @@ struct family {
     double attention_softcap, final_softcap; /* 0: the keys are not theirs */
     int32_t
         global_dim; /* Gemma 4's: global_head_dim; 0: layers of both kinds have the same heads */
+    int32_t layer_input; /* theirs: hidden_size_per_layer_input */
 };
 
 /* The one of this model_type, or the nearest, which differs in *distance letters. */

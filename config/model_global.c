@@ -22,12 +22,13 @@ static void read_sharing(struct reader *r, struct model_config *m)
 }
 
 /* Rows that layers take of each token. transformers rounds the scale to the table's type. */
-static void read_inputs(struct reader *r, struct model_config *m)
+static void read_inputs(struct reader *r, const struct family *f, struct model_config *m)
 {
     static const char key[] = "vocab_size_per_layer_input";
     char wanted[64];
     float scale;
-    m->inputs.dim = reader_int(r, "hidden_size_per_layer_input", 0, 1 << 14, 256);
+    if (f->layer_input > 0) /* else the key is not theirs */
+        m->inputs.dim = reader_int(r, "hidden_size_per_layer_input", 0, 1 << 14, f->layer_input);
     if (m->inputs.dim == 0)
         return;
     m->inputs.vocab = reader_int(r, key, 1, 1 << 20, 262144);
@@ -105,7 +106,7 @@ void model_global_read(struct reader *r, const struct family *f, struct model_co
     if (f->global_dim == 0)
         return;
     read_sharing(r, m);
-    read_inputs(r, m);
+    read_inputs(r, f, m);
     m->keys_as_values = reader_bool(r, "attention_k_eq_v", false);
     if (layers && jdoc_type(layers) != JDOC_OBJECT)
         reader_fail(r, key, "an object");
