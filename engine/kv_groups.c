@@ -16,6 +16,8 @@ struct kv_groups kv_groups_of(const struct model_config *m, int32_t layers, int3
 {
     const int32_t slide = model_config_storing_window(m, true);
     const int32_t all = slide + model_config_storing_window(m, false);
+    if (slide == 0 && model_config_kinds(m) > 1) /* all have the heads of those that keep */
+        return (struct kv_groups){.keep = 1, .layers = 1, .keep_layers = all};
     if (layers == 0)
         return (struct kv_groups){.keep = 1, .layers = all};
     return (struct kv_groups){div_up(all - slide, keep_layers > 0 ? keep_layers : layers),

@@ -28,7 +28,8 @@ struct kv_groups {
  * heads. bytes: of a block of one layer, of each kind of heads. */
 struct kv_groups kv_groups_find(const struct model_config *m, const size_t bytes[MODEL_KINDS],
                                 int32_t context, int32_t rows);
-/* Those of so many layers; 0: one of all layers, which keeps all. keep_layers: as in the struct. */
+/* Those of so many layers; 0: one of all layers, which keeps all; so it is where none slides.
+ * keep_layers: as in the struct. */
 struct kv_groups kv_groups_of(const struct model_config *m, int32_t layers, int32_t keep_layers);
 /* A block's layers of that kind of heads, and its bytes. */
 int32_t kv_groups_layers(const struct kv_groups *g, int32_t kind);

@@ -135,6 +135,27 @@ static void test_two_sizes(void **state)
     }
 }
 
+/* Where none slides, though layers that did would have other heads, blocks are as large as those
+ * of the layers that there are. */
+static void test_other_size(void **state)
+{
+    (void)state;
+    const size_t bytes[MODEL_KINDS] = {512, 4096};
+    struct model_config *m = model(6, 1, 0, 100);
+    m->global.head_dim = 512;
+    const struct kv_groups g = kv_groups_find(m, bytes, 5000, ROWS);
+    const struct kv_groups told = kv_groups_of(m, g.layers, g.keep_layers);
+    assert_memory_equal(&told, &g, sizeof g);
+    assert_int_equal(kv_groups_count(&g), 1);
+    assert_int_equal(kv_groups_bytes(&g, bytes), 6 * 4096);
+    for (int32_t i = 0; i < 6; i++) {
+        const struct kv_group_place p = kv_groups_place(&g, m, i);
+        assert_int_equal(p.group, 0);
+        assert_int_equal(p.layer, i);
+    }
+    free(m);
+}
+
 /* Every layer has a place of its own, in a group of its kind; ranks find the same ones. */
 static void test_places(void **state)
 {
@@ -225,8 +246,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_blocks_for), cmocka_unit_test(test_models),
         cmocka_unit_test(test_least),      cmocka_unit_test(test_places),
-        cmocka_unit_test(test_two_sizes),  cmocka_unit_test(test_first),
-        cmocka_unit_test(test_need),
+        cmocka_unit_test(test_two_sizes),  cmocka_unit_test(test_other_size),
+        cmocka_unit_test(test_first),      cmocka_unit_test(test_need),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
