@@ -74,6 +74,15 @@ def test_latents(device_server, name):
     assert device_server(checkpoint.GOLDEN / name).token_ids(prompt, 24) == tokens[:24]
 
 
+@pytest.mark.parametrize("name", ["gemma4_f32", "gemma4_kv_f32"])
+def test_heads_of_two_sizes(device_server, name):
+    """Whose caches are over one memory: the tokens of transformers, beyond the window and from the
+    prefix cache."""
+    server = device_server(checkpoint.GOLDEN / name, "--max-num-batched-tokens", 16)
+    for prompt, tokens in 2 * checkpoint.golden_runs(name):
+        assert server.token_ids(prompt, 24) == tokens[:24]
+
+
 @pytest.mark.usefixtures("hidden_ahead")
 def test_kept_states(device_server, name="qwen3_next_f32"):
     """A conversation goes on from the states that recorded steps have kept, as its whole text would
@@ -232,7 +241,7 @@ EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 
     ("untied_mha_bf16", ("--quantization", "fp8")), ("gpt_oss_bf16", ()), ("gemma3_bf16", ()),
     ("qwen3_moe_bf16", ("--quantization", "int4")), ("olmo3_bf16", ()), ("glm4_moe_bf16", ()),
     ("phi3_bf16", ("--deterministic",)), ("deepseek_v3_bf16", ()), ("qwen3_5_bf16", ()),
-    ("ministral3_bf16", ()), ("ernie4_5_moe_bf16", ()),
+    ("ministral3_bf16", ()), ("ernie4_5_moe_bf16", ()), ("gemma4_bf16", ()),
     ({"head_dim": 64}, ()), ({"head_dim": 128}, ("--quantization", "int8")),
     ({"head_dim": 128, "model_type": "qwen3"}, ("--kv-cache-dtype", "fp8")),
     ({"head_dim": 256, "model_type": "qwen3"}, ()),

@@ -45,7 +45,7 @@ def test_shards_of_shards(tmp_path, name):
 @pytest.mark.parametrize("held, served", [(4, 2), (2, 5), (8, 1), (1, 3)])
 @pytest.mark.parametrize("name", ["tied_gqa2_f32", "untied_mqa_f16", "phi3_gqa_f32",
                                   "qwen2_gqa_bf16", "qwen3_f32", "gemma3_wrapped_bf16",
-                                  "olmo2_f32", "minimax_m2_f32"])
+                                  "olmo2_f32", "minimax_m2_f32", "gemma4_f32", "gemma4_bf16"])
 def test_shards_serve_at_any_size(serve, tmp_path, name, held, served):
     directory = shard(checkpoint.GOLDEN / name, held, tmp_path / "shards")
     server = serve(directory, "-tp", served, "--dtype", "float32")

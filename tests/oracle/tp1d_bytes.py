@@ -26,6 +26,9 @@ in fp32 the taps of a convolution and two numbers of each value head.  The last 
 convolution and a matrix of each value head are all that it keeps of a sequence, however long.  In
 their other layers queries have gates, as wide, which go with their heads.
 gpt-oss has sinks, one of each head, and biases of all linears: those behind a sum are replicated.
+Gemma 4's layers without a window have other heads, of another size and of fewer keys and values,
+which are cut alike; where keys and values are one product it is held twice, as both.  A factor of
+each layer is replicated.
 
 The distributed sampler exchanges candidates instead of logits: 32 bytes a row; and when any row
 keeps a nucleus (top-k, top-p or min-p), 8 bytes a row and 8 per place in a second exchange.
@@ -35,6 +38,8 @@ import argparse
 import json
 import sys
 import typing
+
+import gemma4_numpy
 
 PLACES_MAX = 256  # of a row and rank
 ONESHOT_MAX_BYTES = 256 << 10  # default of the command line only; the functions are told
@@ -85,6 +90,15 @@ class Recurrent(typing.NamedTuple):
         return values, 2 * keys * self.key_dim + values * self.value_dim
 
 
+class Wide(typing.NamedTuple):
+    """Heads of keys and values, and the size of a head, in layers without a window; how many they
+    are."""
+
+    kv_heads: int
+    head_dim: int
+    layers: int
+
+
 class Shape(typing.NamedTuple):
     """The sizes of a model that decide bytes."""
 
@@ -111,11 +125,22 @@ class Shape(typing.NamedTuple):
     latent: Latent | None = None  # then head_dim means nothing
     recurrent: Recurrent | None = None
     gate: bool = False  # as wide as queries
+    wide: Wide | None = None
+    scaled: bool = False  # a factor of each layer
 
     @property
     def attending(self):
         """How many layers attend."""
         return self.layers - (self.recurrent.layers if self.recurrent else 0)
+
+    @property
+    def kinds(self):
+        """(how many layers attend alike, the shape with their heads) of each kind."""
+        if not self.wide:
+            return [(self.attending, self)]
+        kv_heads, head_dim, layers = self.wide
+        return [(self.attending - layers, self),
+                (layers, self._replace(kv_heads=kv_heads, head_dim=head_dim))]
 
     @property
     def norms(self):
@@ -134,13 +159,24 @@ def recurrent_of(config):
                      config["linear_conv_kernel_dim"], layers)
 
 
+def wide_of(config):
+    """Of a Gemma 4's text_config, with its defaults."""
+    heads = gemma4_numpy.heads_of(config)
+    wide = [i for i, kind in enumerate(config["layer_types"]) if kind == "full_attention"]
+    head_dim, kv_heads = heads[wide[0]]
+    return Wide(kv_heads, head_dim, len(wide))
+
+
 def shape_of(config):
     """The Shape of a parsed config.json, with that file's defaults filled in."""
+    gemma4 = config["model_type"] in (*gemma4_numpy.MODELS, *gemma4_numpy.MODELS.values())
+    if gemma4:
+        config = gemma4_numpy.read_text(config)
     if config["model_type"] in ("qwen3_5", "qwen3_5_moe"):  # likewise
         config = {**config["text_config"], "model_type": f"{config['model_type']}_text"}
     if config["model_type"] == "gemma3":  # of a multimodal checkpoint: the text model
         config = {"model_type": "gemma3_text", **GEMMA3, **config["text_config"]}
-    gemma = config["model_type"] in ("gemma", "gemma2", "gemma3_text")
+    gemma = config["model_type"] in ("gemma", "gemma2", "gemma3_text") or gemma4
     latents = config["model_type"] in LATENTS
     recurrent = recurrent_of(config)
     glm = config["model_type"] in SHARED
@@ -167,12 +203,12 @@ def shape_of(config):
         or ((olmo or config["model_type"] in ("granite", "smollm3"))
             and config.get("attention_bias", False)),
         head_norm=config["model_type"] in ("qwen3", "qwen3_moe", "gemma3_text", "dots1", "exaone4",
-                                           "exaone_moe", *RECURRENT)
+                                           "exaone_moe", *RECURRENT) or gemma4
         or (glm and not latents and config.get("use_qk_norm", False)),
         joint_norm=minimax or olmo,
         experts=config.get("num_local_experts") or config.get("num_experts")
         or config.get("n_routed_experts") or config.get("moe_num_experts") or 0,
-        post_norm=config["model_type"] in ("gemma2", "gemma3_text", "glm4"),
+        post_norm=config["model_type"] in ("gemma2", "gemma3_text", "glm4") or gemma4,
         gpt_oss=config["model_type"] == "gpt_oss",
         shared=next(config[key] for key in (
             "n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
@@ -188,6 +224,8 @@ def shape_of(config):
                       config["v_head_dim"]) if latents else None,
         recurrent=recurrent,
         gate=bool(recurrent),
+        wide=wide_of(config) if gemma4 else None,
+        scaled=gemma4,
     )
 
 
@@ -292,37 +330,47 @@ def recurrent_elements(shape, ranks, rank):
     return recurrent.layers * linears, recurrent.layers * others
 
 
-def weight_elements(shape, ranks, rank):
-    """Elements of each kind of weight that a rank holds, over all layers."""
+def attention_elements(shape, ranks, rank):
+    """Of a layer: what makes queries, keys and values, columns of O, biases, and norms of heads."""
     q_width = len(block(shape.heads, ranks, rank)) * shape.head_dim
     kv_width = len(kv_heads_of(shape, ranks, rank)) * shape.head_dim
     qkv, o_width = (q_width * (1 + shape.gate) + 2 * kv_width) * shape.hidden, q_width
     if shape.latent:
         qkv, o_width = latent_elements(shape, ranks, rank)
+    bias = (q_width + 2 * kv_width) * shape.bias + shape.hidden * shape.o_bias
+    norms = 2 * shape.head_dim * shape.head_norm + (q_width + kv_width) * shape.joint_norm
+    norms += shape.latent.query + shape.latent.value if shape.latent else 0
+    return qkv, o_width, bias, norms
+
+
+def weight_elements(shape, ranks, rank):
+    """Elements of each kind of weight that a rank holds, over all layers."""
+    each = [[layers * part for part in attention_elements(kind, ranks, rank)]
+            for layers, kind in shape.kinds]
+    qkv, o_width, bias, norms = map(sum, zip(*each))
     columns = len(block(shape.mlp, ranks, rank))
     table = len(block(shape.vocab, ranks, rank)) * shape.hidden
-    bias = (q_width + 2 * kv_width) * shape.bias + shape.hidden * shape.o_bias
     if shape.gpt_oss:
-        bias += len(block(shape.heads, ranks, rank))  # sinks
-        bias += shape.experts * (1 + 2 * columns + shape.hidden)  # router, gates and ups, down
+        own = len(block(shape.heads, ranks, rank))  # sinks
+        own += shape.experts * (1 + 2 * columns + shape.hidden)  # router, gates and ups, down
+        bias += shape.layers * own
     mixed = shape.layers - shape.dense
     columns = columns * mixed * max(shape.experts + shape.shared, 1)
     columns += len(block(shape.dense_mlp, ranks, rank)) * shape.dense
-    norms = 2 * shape.head_dim * shape.head_norm + (q_width + kv_width) * shape.joint_norm
-    norms += shape.latent.query + shape.latent.value if shape.latent else 0
     linears, others = recurrent_elements(shape, ranks, rank)
     return {
         "embedding": table,
         "lm_head": 0 if shape.tied else table,
-        "qkv": shape.attending * qkv,
-        "o": shape.attending * o_width * shape.hidden,
+        "qkv": qkv,
+        "o": o_width * shape.hidden,
         "recurrent": linears,
         "recurrent, fp32": others,
         "gate_up": 2 * columns * shape.hidden,
         "down": columns * shape.hidden,
         "router": mixed * (shape.experts + shape.gated) * shape.hidden,
-        "bias": shape.attending * bias + mixed * shape.experts * shape.corrections,
-        "norms": shape.attending * norms + (shape.layers * shape.norms + 1) * shape.hidden,
+        "bias": bias + mixed * shape.experts * shape.corrections,
+        "norms": norms + (shape.layers * shape.norms + 1) * shape.hidden,
+        "scales": shape.layers * shape.scaled,
     }
 
 
@@ -331,7 +379,8 @@ def kv_bytes_per_token(shape, ranks, rank, elem_size=4):
     if shape.latent:
         cached = shape.latent.value + shape.latent.turns
         return shape.layers * cached * elem_size * bool(block(shape.heads, ranks, rank))
-    return 2 * shape.attending * len(kv_heads_of(shape, ranks, rank)) * shape.head_dim * elem_size
+    return sum(2 * layers * len(kv_heads_of(kind, ranks, rank)) * kind.head_dim * elem_size
+               for layers, kind in shape.kinds)
 
 
 def state_bytes(shape, ranks, rank):
@@ -379,6 +428,8 @@ GPT_OSS_20B = Shape(201088, 2880, 24, 64, 8, 64, 2880, False, bias=True, o_bias=
                     gpt_oss=True)
 GEMMA3_1B = Shape(262144, 1152, 26, 4, 1, 256, 6912, True, head_norm=True, post_norm=True)
 GEMMA3_4B = Shape(262208, 2560, 34, 8, 4, 256, 10240, True, head_norm=True, post_norm=True)
+GEMMA4_31B = Shape(262144, 5376, 60, 32, 16, 256, 21504, True, head_norm=True, post_norm=True,
+                   wide=Wide(4, 512, 10), scaled=True)
 
 
 def expect(what, value, by_hand):
@@ -516,6 +567,16 @@ def check_memory():
     # As its file has it: what is left out takes the defaults.
     text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
     expect("its shape", shape_of({"model_type": "gemma3", "text_config": text}), GEMMA3_4B)
+    # Its tables, MLPs, attention of 50 layers and of 10, where keys are held twice, norms and
+    # factors.
+    whole = sum(weight_elements(GEMMA4_31B, 1, 0).values())
+    expect("Gemma 4 31B elements", whole,
+           5376 * (262144 + 60 * 3 * 21504 + 50 * (2 * 32 + 2 * 16) * 256
+                   + 10 * (2 * 32 + 2 * 4) * 512 + 60 * 4 + 1) + 2 * (50 * 256 + 10 * 512) + 60)
+    # On eight ranks a KV head of 512 is on two: 50 layers of two of 256, 10 of one.
+    expect("Gemma 4 31B, P=8, KV bytes per token in bf16",
+           [kv_bytes_per_token(GEMMA4_31B, 8, rank, 2) for rank in (0, 7)],
+           2 * [2 * 2 * (50 * 2 * 256 + 10 * 512)])
     # Norms of a layer: 4 * 1152 + 2 * 256, and the last.
     expect("Gemma 3 1B, P=4, elements of norms", weight_elements(GEMMA3_1B, 4, 2)["norms"],
            26 * 5120 + 1152)
