@@ -52,6 +52,16 @@ LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 64, "qk_rope_head_dim": 16,
           "tie_word_embeddings": False}
 
 
+TWO_SIZES = {"head_dim": 16, "global_head_dim": 32, "sliding_window": 24,
+             "hidden_size_per_layer_input": 0}
+
+
+def two_rotations(part):
+    """Of Gemma 4's layers without a window, where a part of the pairs turns, and with one."""
+    return {"full_attention": {**plain(1000.0), "rope_type": "proportional",
+                               "partial_rotary_factor": part}, "sliding_attention": plain(100.0)}
+
+
 def heads(keys, values, key_dim, value_dim):
     """Of layers that recur."""
     return {"linear_num_key_heads": keys, "linear_num_value_heads": values,
@@ -94,6 +104,17 @@ MODELS = {
             "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000.0},
             "sliding_attention": plain(100.0)},
         "tie_word_embeddings": True}),
+    "gemma4": ("BF16", "gemma4_text", {
+        **TWO_SIZES, "num_hidden_layers": 6, "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1, "final_logit_softcapping": 30.0,
+        "rope_parameters": two_rotations(0.25)}),
+    "gemma4_kv": ("F32", "gemma4_text", {
+        **TWO_SIZES, "num_hidden_layers": 3, "global_head_dim": 24, "sliding_window": 40,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "rope_parameters": two_rotations(0.5), "tie_word_embeddings": False}),
+    "gemma4_q8_0": ("Q8_0", "gemma4_text", {
+        **TWO_SIZES, "num_hidden_layers": 6, "attention_k_eq_v": True,
+        "rope_parameters": two_rotations(1.0)}),
     "phi3": ("BF16", "phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 64,
                               "sliding_window": 40, "tie_word_embeddings": False}),
     "granite": ("BF16", "granite", {
@@ -195,7 +216,7 @@ MODELS = {
 }
 # one of these keys, or the type
 ANSWERED = {"linear_num_key_heads", "kv_lora_rank", "llama_4_scaling_beta", "exaone4",
-            "ernie4_5_moe", "dots1", "exaone_moe"}
+            "ernie4_5_moe", "dots1", "exaone_moe", "gemma4_text"}
 SEEING = {"mistral3": "Mistral3ForConditionalGeneration"}  # written as the text of a larger model
 FUSED = ["qwen3_5_moe"]       # gates and ups of all experts are one tensor
 MIXED = ["qwen3_next"]        # gates of layers that recur are of another type
@@ -207,7 +228,7 @@ def values(name, shape):
     """Of a tensor of the checkpoint; tests make them again."""
     draw = np.random.Generator(np.random.PCG64(zlib.crc32(name.encode())))
     whole = draw.integers(-40, 41, size=shape)
-    if name.endswith("norm.weight"):
+    if name.endswith(("norm.weight", "layer_scalar")):
         whole = 96 + whole // 2
     return (whole / 128).astype(np.float32)
 

@@ -143,12 +143,14 @@ TESTED_BY = {
     "weights/gguf/gguf_arch.c": "tests/blackbox/test_gguf.py",
     "weights/gguf/gguf_config.c": "tests/blackbox/test_gguf.py",
     "weights/gguf/gguf_convert.c": "tests/blackbox/test_gguf.py",
+    "weights/gguf/gguf_gemma4.c": "tests/blackbox/test_gguf.py",
     "weights/gguf/gguf_model.c": "tests/blackbox/test_gguf.py",
     "weights/gguf/gguf_order.c": "tests/blackbox/test_gguf.py "
                                  "tests/blackbox/test_gguf_recurrent.py",
     "weights/gguf/gguf_bpe.c": "tests/test_gguf_tokenizer.c "
                                "tests/blackbox/test_gguf_tokenizer.py",
     "weights/gguf/gguf_pre.c": "tests/test_gguf_tokenizer.c",
+    "weights/gguf/gguf_put.c": "tests/blackbox/test_gguf.py",
     "weights/gguf/gguf_spm.c": "tests/test_gguf_tokenizer.c",
     "weights/gguf/gguf_tokenizer.c": "tests/test_gguf_tokenizer.c tests/test_nomem.c",
     "weights/gguf/gguf_vocab.c": "tests/test_gguf_tokenizer.c",

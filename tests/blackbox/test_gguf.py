@@ -240,12 +240,18 @@ def test_layers_that_slide(tmp_path, keys, kinds):
     assert config["sliding_window"] == (24 if keys else None)
 
 
-def with_list(tmp_path, *slides):
-    """K-EXAONE, of four layers and one that guesses, with another list of those that slide."""
-    key = b"exaone-moe.attention.sliding_window_pattern"
-    path = with_keys(tmp_path, "exaone_moe", (key[:-1].decode() + "q", listed(*slides)))
+def with_value(tmp_path, name, key, value):
+    """A copy with another value of a key, of any length."""
+    path = with_keys(tmp_path, name, (key[:-1] + "q", value))
+    key = key.encode()
     path.write_bytes(path.read_bytes().replace(key, key[:-1] + b"_").replace(key[:-1] + b"q", key))
     return path
+
+
+def with_list(tmp_path, *slides):
+    """K-EXAONE, of four layers and one that guesses, with another list of those that slide."""
+    return with_value(tmp_path, "exaone_moe", "exaone-moe.attention.sliding_window_pattern",
+                      listed(*slides))
 
 
 @pytest.mark.parametrize("guesses", [[], [0], [1]])
@@ -461,6 +467,119 @@ def test_list_of_other_layers(tmp_path, count):
     assert_refused(with_list(tmp_path, *[1] * count), tmp_path / "out",
                    "exaone-moe.attention.sliding_window_pattern: expected 5 truth values, got "
                    f"{count}")
+
+
+# ---- Gemma 4, which has layers of two kinds ------------------------------------------------------
+
+SLIDES, KV_HEADS = "gemma4.attention.sliding_window_pattern", "gemma4.attention.head_count_kv"
+
+
+def whole_values(*values):
+    """An array, as the file has it behind the key."""
+    return struct.pack(f"<IIQ{len(values)}i", 9, 5, len(values), *values)
+
+
+def test_gemma4_says_what_transformers_reads(tmp_path):
+    converted("gemma4", tmp_path / "model")
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    original = read_known("gemma4")["config"]
+    for key in ("model_type", "head_dim", "num_key_value_heads", "attention_k_eq_v", "layer_types",
+                "sliding_window", "final_logit_softcapping", "rope_parameters",
+                "hidden_size_per_layer_input", "num_kv_shared_layers", "enable_moe_block",
+                "hidden_activation", "vocab_size"):
+        assert config[key] == original[key], key
+    own = {"head_dim": config["global_head_dim"],
+           "num_key_value_heads": config["num_global_key_value_heads"]}
+    assert original["per_layer_config"] == {"5": own}
+    assert not {"query_pre_attn_scalar", "rope_theta", "rope_scaling"} & set(config)
+
+
+@pytest.mark.parametrize("keys, kv_heads", [
+    ([(KV_HEADS, whole_values(2, 2, 2, 2, 2, 1))], (2, 1)), ([(SLIDES, listed(*[0] * 6))], None)])
+def test_gemma4_kinds_of_layers(tmp_path, keys, kv_heads):
+    """A list as it was, and none that slides, which needs tensors of other shapes."""
+    path = with_value(tmp_path, "gemma4", *keys[0])
+    if kv_heads is None:
+        assert_refused(path, tmp_path / "model", f"{KV_HEADS}: expected as many in all layers that "
+                       "slide, and in all others, got something else")
+        return
+    assert convert(path, tmp_path / "model").returncode == 0
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    found = config["num_key_value_heads"], config["num_global_key_value_heads"]
+    assert found == kv_heads
+
+
+@pytest.mark.parametrize("turning", range(13))
+def test_gemma4_part_that_turns(tmp_path, turning):
+    """Of twelve pairs any number, by what transformers makes of the part."""
+    there = numpy.array([1.0] * 6 + [1e30] * 6, "<f4")
+    other = numpy.array([1.0] * turning + [1e30] * (12 - turning), "<f4")
+    path = damaged(tmp_path, "gemma4_kv", (there.tobytes(), other.tobytes()))
+    assert convert(path, tmp_path / "model").returncode == 0
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    part = config["rope_parameters"]["full_attention"]["partial_rotary_factor"]
+    assert part * 24 // 2 == turning
+
+
+@pytest.mark.parametrize("name, key, value, said", [
+    ("gemma4", SLIDES, listed(*[1] * 6), f"{SLIDES}: expected false of the last layer, got"),
+    ("gemma4", SLIDES, listed(1, 1, 0), f"{SLIDES}: expected 6 truth values, got 3"),
+    ("gemma4", SLIDES, whole_value(6), f"{SLIDES}: expected 6 truth values, got 0"),
+    ("gemma4", KV_HEADS, whole_values(2, 2, 4, 2, 2, 1), f"{KV_HEADS}: expected as many in all "
+     "layers that slide, and in all others, got"),
+    ("gemma4", KV_HEADS, whole_values(2, 1), f"{KV_HEADS}: expected an integer, or one of each"),
+    ("gemma4", KV_HEADS, whole_values(2, 2, 2, 2, 2, 0), f"{KV_HEADS}: expected positive"),
+    ("gemma4", KV_HEADS, real_value(2), f"{KV_HEADS}: expected an integer, or one of each layer"),
+    ("gemma4", KV_HEADS, whole_values(2, 2, 2, 2, 2, 2), "blk.5.attn_k.weight: expected 64 x 32 "
+     "values for model.layers.5.self_attn.k_proj.weight, got 32 x 32"),
+    ("gemma4_kv", KV_HEADS, whole_values(1, 2, 1),
+     f"{KV_HEADS}: expected as many in all layers, where all have values of their own, got"),
+    ("gemma4", "gemma4.feed_forward_length", whole_values(64, 64, 64, 64, 128, 128),
+     "gemma4.feed_forward_length: expected an integer, got something else"),
+    ("gemma4", "gemma4.embedding_length_per_layer_input", whole_value(8),
+     "hidden_size_per_layer_input"),
+    ("gemma4", "gemma4.attention.shared_kv_layers", whole_value(2), "num_kv_shared_layers"),
+    ("gemma4", "gemma4.rope.freq_base", real_value(float("inf")), "gemma4.rope.freq_base: expected "
+     "a finite number"),
+    *(("gemma4", f"gemma4.{key}", whole_value(8), f"gemma4.{key}: expected an integer from {wanted}"
+       f" to {wanted}, got another")
+      for key, wanted in (("attention.value_length", 32), ("attention.value_length_swa", 16),
+                          ("rope.dimension_count", 32), ("rope.dimension_count_swa", 16))),
+], ids=range(17))
+def test_gemma4_refused(tmp_path, name, key, value, said):
+    assert_refused(with_value(tmp_path, name, key, value), tmp_path / "out", said)
+
+
+@pytest.mark.parametrize("name, changes, said", [
+    *(("gemma4", lost(b"gemma4." + key.encode()), f"gemma4.{key}: expected {kind}, got nothing")
+      for key, kind in (("attention.key_length_swa", "an integer"),
+                        ("attention.sliding_window", "an integer"),
+                        ("embedding_length_per_layer_input", "an integer"),
+                        ("rope.freq_base_swa", "a number"))),
+    ("gemma4", [(b"rope_freqs.weight", b"rope_freqs.weighd")],
+     "rope_freqs.weight: expected 1 for each pair that turns, then 1e30 for the others"),
+    ("gemma4", [(struct.pack("<5f", 1, 1, 1, 1, 1e30), struct.pack("<5f", 1, 1, 1, 1, 4))],
+     "rope_freqs.weight: expected 1 for each pair that turns"),
+    ("gemma4", [(struct.pack("<5f", 1, 1, 1, 1, 1e30), struct.pack("<5f", 1, 1e30, 1, 1, 1e30))],
+     "rope_freqs.weight: expected 1 for each pair that turns"),
+    ("gemma4", [(b"blk.1.attn_v.weight", b"blk.1.attn_w.weight")],
+     "no tensor for model.layers.1.self_attn.v_proj.weight"),
+    ("gemma4_kv", [(b"blk.0.attn_v.weight", b"blk.0.attn_w.weight")],
+     "no tensor for model.layers.0.self_attn.v_proj.weight"),
+    ("gemma4_kv", [(b"blk.2.attn_v.weight", b"blk.2.attn_w.weight")],
+     "no such tensor in a model of this kind"),
+    ("gemma4", [(b"blk.3.layer_output_scale.weight", b"blk.3.layer_output_scape.weight")],
+     "no tensor for model.layers.3.layer_scalar")])
+def test_gemma4_damaged(tmp_path, name, changes, said):
+    assert_refused(damaged(tmp_path, name, *changes), tmp_path / "out", said)
+
+
+@pytest.mark.parametrize("key, value, said", [
+    ("gemma4.rope.scaling.type", struct.pack("<IQ", 8, 6) + b"linear",
+     "gemma4.rope.scaling.type: expected nothing, got something else"),
+    ("gemma4.expert_count", whole_value(8), "enable_moe_block")])
+def test_gemma4_more_keys_refused(tmp_path, key, value, said):
+    assert_refused(with_keys(tmp_path, "gemma4", (key, value)), tmp_path / "out", said)
 
 
 def test_more_tokens_than_rows(tmp_path):

@@ -29,6 +29,7 @@ static const struct gguf_arch archs[] = {
     {.name = "gemma", .model_type = "gemma", .gemma = true, .more = true},
     {.name = "gemma2", .model_type = "gemma2", .gemma = true, .more = true},
     {.name = "gemma3", .model_type = "gemma3_text", .gemma = true, .more = true},
+    {.name = "gemma4", .model_type = "gemma4_text", .gemma = true},
     {.name = "phi3", .model_type = "phi3"},
     {.name = "granite", .model_type = "granite", .pairs = true},
     {.name = "smollm3", .model_type = "smollm3", .pairs = true},
@@ -154,4 +155,25 @@ int64_t gguf_arch_guessing(const struct gguf *g, const struct gguf_arch *a)
     int64_t n = 0;
     const bool said = gguf_int(gguf_arch_get(g, a, "nextn_predict_layers"), &n);
     return said && n > 0 && n < GGUF_ARCH_LAYERS_MAX ? n : 0;
+}
+
+int64_t gguf_arch_blocks(const struct gguf *g, const struct gguf_arch *a)
+{
+    int64_t blocks = 0;
+    gguf_int(gguf_arch_get(g, a, "block_count"), &blocks);
+    return blocks;
+}
+
+int32_t gguf_arch_factors(const struct gguf *g, const char *name, float out[GGUF_ARCH_PAIRS_MAX],
+                          struct err *err)
+{
+    const struct gguf_tensor *t = gguf_find_tensor(g, name);
+    if (!t)
+        return 0;
+    if (t->block == GGUF_BLOCK_F32 && t->ndim == 1 && t->shape[0] <= GGUF_ARCH_PAIRS_MAX &&
+        t->shape[0] > 0)
+        return gguf_read_rows(g, t, 0, 1, out, err) == OK ? (int32_t)t->shape[0] : -1;
+    (void)base_fail(err, ERR_MODEL, "%s: %s: expected 1 to %d values of F32 in one dimension",
+                    gguf_path(g), name, GGUF_ARCH_PAIRS_MAX);
+    return -1;
 }

@@ -9,7 +9,9 @@
 #define GGUF_ARCH_DEEPSEEKS " deepseek2 deepseek_v3 "
 #define GGUF_ARCH_MISTRALS " mistral3 ministral3 "
 #define GGUF_ARCH_EXAONES " exaone4 exaone-moe " /* of which some layers slide, and turn */
-#define GGUF_ARCH_LAYERS_MAX 100000              /* far beyond what model_config takes */
+#define GGUF_ARCH_GEMMA4 " gemma4 "
+#define GGUF_ARCH_LAYERS_MAX 100000 /* far beyond what model_config takes */
+#define GGUF_ARCH_PAIRS_MAX 256
 
 struct gguf_arch {
     const char *name;       /* ours; of the file's general.architecture, unless it has a prefix */
@@ -44,5 +46,11 @@ enum status gguf_arch_int(const struct gguf *g, const struct gguf_arch *a, const
                           int64_t least, int64_t most, int64_t *out, struct err *err) MUST_USE;
 /* Layers that guess the token after next; they follow the others and are left out. */
 int64_t gguf_arch_guessing(const struct gguf *g, const struct gguf_arch *a);
+/* All layers, with those; 0: the file does not say. */
+int64_t gguf_arch_blocks(const struct gguf *g, const struct gguf_arch *a);
+/* The factors of a tensor of rotations; 0: the file has none of this name, -1: of a wrong shape,
+ * ERR_MODEL. */
+int32_t gguf_arch_factors(const struct gguf *g, const char *name, float out[GGUF_ARCH_PAIRS_MAX],
+                          struct err *err);
 
 #endif

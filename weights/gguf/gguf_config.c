@@ -3,8 +3,9 @@
  * for. */
 #include "weights/gguf/gguf_config.h"
 
-#include "config/buf.h"
 #include "weights/gguf/gguf_arch.h"
+#include "weights/gguf/gguf_gemma4.h"
+#include "weights/gguf/gguf_put.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -12,20 +13,6 @@
 #include <string.h>
 
 /* ---- keys ---- */
-
-/* The shortest text that reads as this float: keys are stored in fp32. */
-static void put_float(struct buf *b, float v)
-{
-    char text[48];
-    for (int digits = 6; digits <= 9; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, (double)v);
-        if (strtof(text, NULL) == v)
-            break;
-    }
-    buf_puts(b, text);
-    if (!strpbrk(text, ".eE"))
-        buf_puts(b, ".0");
-}
 
 enum kind { WHOLE, REAL, TRUTH };
 
@@ -52,7 +39,8 @@ static const struct key_row key_rows[] = {
     {"hidden_size", "embedding_length", WHOLE, NEEDED, NULL},
     {"num_hidden_layers", "block_count", WHOLE, NEEDED, NULL},
     {"num_attention_heads", "attention.head_count", WHOLE, NEEDED, NULL},
-    {"num_key_value_heads", "attention.head_count_kv", WHOLE, LEFT_OUT, "!" GGUF_ARCH_DEEPSEEKS},
+    {"num_key_value_heads", "attention.head_count_kv", WHOLE, LEFT_OUT,
+     "!" GGUF_ARCH_DEEPSEEKS GGUF_ARCH_GEMMA4},
     {"intermediate_size", "feed_forward_length", WHOLE, NEEDED, "!" HYBRID_QWENS},
     {"intermediate_size", "feed_forward_length", WHOLE, LEFT_OUT, HYBRID_QWENS}, /* not theirs */
     {"moe_intermediate_size", "expert_feed_forward_length", WHOLE, NEEDED,
@@ -86,18 +74,25 @@ static const struct key_row key_rows[] = {
     {"moe_num_shared_experts", "expert_shared_count", WHOLE, "0", ERNIES},
     {"max_position_embeddings", "context_length", WHOLE, NEEDED, NULL},
     {"rms_norm_eps", "attention.layer_norm_rms_epsilon", REAL, NEEDED, NULL},
-    {"head_dim", "attention.key_length", WHOLE, LEFT_OUT, "!" GGUF_ARCH_DEEPSEEKS},
+    {"head_dim", "attention.key_length", WHOLE, LEFT_OUT, "!" GGUF_ARCH_DEEPSEEKS GGUF_ARCH_GEMMA4},
+    {"head_dim", "attention.key_length_swa", WHOLE, NEEDED, GGUF_ARCH_GEMMA4},
+    {"global_head_dim", "attention.key_length", WHOLE, NEEDED, GGUF_ARCH_GEMMA4},
+    {"num_kv_shared_layers", "attention.shared_kv_layers", WHOLE, "0", GGUF_ARCH_GEMMA4},
+    {"hidden_size_per_layer_input", "embedding_length_per_layer_input", WHOLE, NEEDED,
+     GGUF_ARCH_GEMMA4},
     {"linear_num_key_heads", "ssm.group_count", WHOLE, NEEDED, GGUF_ARCH_HYBRIDS},
     {"linear_num_value_heads", "ssm.time_step_rank", WHOLE, NEEDED, GGUF_ARCH_HYBRIDS},
     {"linear_key_head_dim", "ssm.state_size", WHOLE, NEEDED, GGUF_ARCH_HYBRIDS},
     {"linear_conv_kernel_dim", "ssm.conv_kernel", WHOLE, NEEDED, GGUF_ARCH_HYBRIDS},
     {"full_attention_interval", "full_attention_interval", WHOLE, LEFT_OUT, GGUF_ARCH_HYBRIDS},
-    {"sliding_window", "attention.sliding_window", WHOLE, NEEDED, " gemma2 gemma3 exaone-moe "},
+    {"sliding_window", "attention.sliding_window", WHOLE, NEEDED,
+     " gemma2 gemma3 exaone-moe " GGUF_ARCH_GEMMA4},
     {"sliding_window", "attention.sliding_window", WHOLE, "null", " exaone4 "},
     {"sliding_window_pattern", "attention.sliding_window_pattern", WHOLE, LEFT_OUT, " gemma3 "},
     {"rope_local_base_freq", "rope.freq_base_swa", REAL, LEFT_OUT, " gemma3 "},
     {"attn_logit_softcapping", "attn_logit_softcapping", REAL, LEFT_OUT, " gemma2 "},
-    {"final_logit_softcapping", "final_logit_softcapping", REAL, LEFT_OUT, " gemma2 "},
+    {"final_logit_softcapping", "final_logit_softcapping", REAL, LEFT_OUT,
+     " gemma2 " GGUF_ARCH_GEMMA4},
     {"attention_multiplier", "attention.scale", REAL, NEEDED, " granite "},
     {"embedding_multiplier", "embedding_scale", REAL, NEEDED, " granite "},
     {"residual_multiplier", "residual_scale", REAL, NEEDED, " granite "},
@@ -105,22 +100,6 @@ static const struct key_row key_rows[] = {
 };
 
 /* ---- rotation ---- */
-
-#define PAIRS_MAX 256
-
-/* The factors of a tensor of rotations; 0: the file has none of this name, -1: of a wrong shape. */
-static int32_t read_factors(const struct gguf *g, const char *name, float out[PAIRS_MAX],
-                            struct err *err)
-{
-    const struct gguf_tensor *t = gguf_find_tensor(g, name);
-    if (!t)
-        return 0;
-    if (t->block == GGUF_BLOCK_F32 && t->ndim == 1 && t->shape[0] <= PAIRS_MAX && t->shape[0] > 0)
-        return gguf_read_rows(g, t, 0, 1, out, err) == OK ? (int32_t)t->shape[0] : -1;
-    (void)base_fail(err, ERR_MODEL, "%s: %s: expected 1 to %d values of F32 in one dimension",
-                    gguf_path(g), name, PAIRS_MAX);
-    return -1;
-}
 
 /* Llama 3's factor of a pair's wavelength (Llama 3.1's model card; transformers'
  * _compute_llama3_parameters), with the 1 and 4 that all its models have. */
@@ -158,7 +137,7 @@ static enum status put_llama3(const struct gguf *g, const float *factors, int32_
         original = n;
     }
     buf_puts(b, "  \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": ");
-    put_float(b, factors[pairs - 1]);
+    gguf_put_float(b, factors[pairs - 1]);
     buf_printf(b,
                ", \"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0, "
                "\"original_max_position_embeddings\": %d},\n",
@@ -171,7 +150,7 @@ static void put_list(struct buf *b, const char *name, const float *v, int32_t n)
     buf_printf(b, ", \"%s\": [", name);
     for (int32_t i = 0; i < n; i++) {
         buf_puts(b, i > 0 ? ", " : "");
-        put_float(b, v[i]);
+        gguf_put_float(b, v[i]);
     }
     buf_puts(b, "]");
 }
@@ -179,10 +158,10 @@ static void put_list(struct buf *b, const char *name, const float *v, int32_t n)
 static enum status put_long(const struct gguf *g, const struct gguf_arch *a, struct buf *b,
                             struct err *err)
 {
-    float shorter[PAIRS_MAX], longer[PAIRS_MAX];
+    float shorter[GGUF_ARCH_PAIRS_MAX], longer[GGUF_ARCH_PAIRS_MAX];
     int64_t original = 0;
-    const int32_t n = read_factors(g, "rope_factors_short.weight", shorter, err);
-    const int32_t m = n > 0 ? read_factors(g, "rope_factors_long.weight", longer, err) : n;
+    const int32_t n = gguf_arch_factors(g, "rope_factors_short.weight", shorter, err);
+    const int32_t m = n > 0 ? gguf_arch_factors(g, "rope_factors_long.weight", longer, err) : n;
     if (n < 0 || m < 0)
         return ERR_MODEL;
     if (n == 0)
@@ -227,7 +206,7 @@ static enum status put_sharpness(const struct gguf *g, const struct gguf_arch *a
         put_tenfold(b, (float)v);
     } else if (gguf_arch_is(a, GGUF_ARCH_MISTRALS)) {
         buf_puts(b, ", \"mscale\": 1.0, \"mscale_all_dim\": ");
-        put_float(b, (float)v);
+        gguf_put_float(b, (float)v);
     }
     return OK;
 }
@@ -243,7 +222,7 @@ static enum status put_growth(const struct gguf *g, const struct gguf_arch *a, s
         return OK;
     const enum status st = gguf_arch_number(g, a, growth_key, &v, err);
     buf_puts(b, ", \"llama_4_scaling_beta\": ");
-    put_float(b, (float)v);
+    gguf_put_float(b, (float)v);
     return st;
 }
 
@@ -266,7 +245,7 @@ static enum status put_stretched(const struct gguf *g, const struct gguf_arch *a
     }
     buf_printf(
         b, "  \"rope_scaling\": {\"rope_type\": \"%s\", \"factor\": ", yarn ? "yarn" : "linear");
-    put_float(b, (float)v);
+    gguf_put_float(b, (float)v);
     TRY(gguf_arch_int(g, a, "rope.scaling.original_context_length", 1, INT32_MAX, &original, err));
     if (yarn && original > 0)
         buf_printf(b, ", \"original_max_position_embeddings\": %lld", (long long)original);
@@ -276,7 +255,7 @@ static enum status put_stretched(const struct gguf *g, const struct gguf_arch *a
         if (isnan(v))
             continue;
         buf_printf(b, ", \"%s\": ", numbers[i].json);
-        put_float(b, (float)v);
+        gguf_put_float(b, (float)v);
     }
     TRY(put_sharpness(g, a, b, err));
     TRY(put_growth(g, a, b, err));
@@ -295,10 +274,10 @@ static enum status put_rotation(const struct gguf *g, const struct gguf_arch *a,
                                 struct err *err)
 {
     enum status st = OK;
-    float factors[PAIRS_MAX];
+    float factors[GGUF_ARCH_PAIRS_MAX];
     struct gguf_string type = {"none", 4};
     double theta = strcmp(a->name, "gemma3") == 0 ? 1e6 : 1e4;
-    const int32_t pairs = read_factors(g, "rope_freqs.weight", factors, err);
+    const int32_t pairs = gguf_arch_factors(g, "rope_freqs.weight", factors, err);
     const struct gguf_value *v = gguf_arch_get(g, a, "rope.scaling.type");
     if (pairs < 0)
         return ERR_MODEL;
@@ -306,7 +285,7 @@ static enum status put_rotation(const struct gguf *g, const struct gguf_arch *a,
         return gguf_arch_wrong(g, a, "rope.scaling.type", "a string", err);
     TRY(gguf_arch_number(g, a, "rope.freq_base", &theta, err));
     buf_puts(b, "  \"rope_theta\": ");
-    put_float(b, (float)theta);
+    gguf_put_float(b, (float)theta);
     buf_puts(b, ",\n");
     const bool yarn = is_text(v, "yarn");
     if (pairs > 0)
@@ -352,7 +331,7 @@ static enum status put_key(const struct gguf *g, const struct key_row *r, const 
     if (r->kind == WHOLE)
         buf_printf(b, "%lld", (long long)whole);
     else if (r->kind == REAL)
-        put_float(b, (float)real);
+        gguf_put_float(b, (float)real);
     else
         buf_puts(b, truth ? "true" : "false");
     buf_puts(b, ",\n");
@@ -393,7 +372,7 @@ static void put_own(const struct gguf *g, const struct gguf_arch *a, struct buf 
     buf_printf(b, "  \"%s\": \"%s\",\n", newer ? "hidden_activation" : "hidden_act",
                a->gemma ? "gelu_pytorch_tanh" : "silu");
     /* The 27B's scores are scaled by another width; llama.cpp, too, knows them by their layers. */
-    if (newer && heads > 0)
+    if (newer && heads > 0 && !gguf_arch_is(a, GGUF_ARCH_GEMMA4))
         buf_printf(b, "  \"query_pre_attn_scalar\": %lld,\n",
                    (long long)(layers == 46 || layers == 62 ? hidden / heads : head_dim));
     if (strcmp(a->name, "phi3") == 0) {
@@ -407,38 +386,9 @@ static void put_own(const struct gguf *g, const struct gguf_arch *a, struct buf 
     if (partial && gguf_int(gguf_arch_get(g, a, "rope.dimension_count"), &rotating) &&
         head_dim > 0) {
         buf_puts(b, "  \"partial_rotary_factor\": ");
-        put_float(b, (float)rotating / (float)head_dim);
+        gguf_put_float(b, (float)rotating / (float)head_dim);
         buf_puts(b, ",\n");
     }
-}
-
-static int64_t count_blocks(const struct gguf *g, const struct gguf_arch *a)
-{
-    int64_t blocks = 0;
-    gguf_int(gguf_arch_get(g, a, "block_count"), &blocks);
-    return blocks;
-}
-
-/* Of which kind each layer is, by the file's list of truth values. One of layers that recur counts
- * those that guess, too; one of layers that slide may leave them out. */
-static enum status put_listed(const struct gguf *g, const struct gguf_arch *a, const char *key,
-                              const char *kind, struct buf *b, struct err *err)
-{
-    const struct gguf_value *v = gguf_arch_get(g, a, key);
-    const int64_t blocks = count_blocks(g, a), layers = blocks - gguf_arch_guessing(g, a);
-    const size_t n = gguf_array_size(v);
-    int64_t its = 0;
-    if (n != (size_t)blocks && (gguf_arch_is(a, GGUF_ARCH_HYBRIDS) || n != (size_t)layers))
-        return base_fail(err, ERR_MODEL, "%s: %s.%s: expected %lld truth values, got %zu",
-                         gguf_path(g), gguf_arch_prefix(a), key, (long long)blocks, n);
-    buf_puts(b, "  \"layer_types\": [");
-    for (int64_t i = 0; i < layers; i++) {
-        if (!gguf_array_int(v, (size_t)i, &its) || its < 0 || its > 1)
-            return gguf_arch_wrong(g, a, key, "truth values", err);
-        buf_printf(b, "%s\"%s\"", i > 0 ? ", " : "", its ? kind : "full_attention");
-    }
-    buf_puts(b, "],\n");
-    return OK;
 }
 
 /* Which layers slide in a family that has to be told: those of a list, or all but every so manieth.
@@ -452,10 +402,10 @@ static enum status put_sliding(const struct gguf *g, const struct gguf_arch *a, 
     if (!gguf_arch_is(a, GGUF_ARCH_EXAONES))
         return OK;
     if (gguf_array_size(gguf_arch_get(g, a, key)) > 0)
-        return put_listed(g, a, key, "sliding_attention", b, err);
+        return gguf_put_kinds(g, a, key, "sliding_attention", b, err);
     TRY(gguf_arch_int(g, a, key, 1, INT32_MAX, &period, err));
     buf_puts(b, "  \"layer_types\": [");
-    for (int64_t i = 0; i < count_blocks(g, a) - gguf_arch_guessing(g, a); i++)
+    for (int64_t i = 0; i < gguf_arch_blocks(g, a) - gguf_arch_guessing(g, a); i++)
         buf_printf(b, "%s\"%s_attention\"", i > 0 ? ", " : "",
                    (i + 1) % period != 0 ? "sliding" : "full");
     buf_puts(b, "],\n");
@@ -473,7 +423,7 @@ static enum status put_recurrent(const struct gguf *g, const struct gguf_arch *a
     if (!gguf_arch_is(a, GGUF_ARCH_HYBRIDS))
         return OK;
     if (gguf_arch_get(g, a, list))
-        TRY(put_listed(g, a, list, "linear_attention", b, err));
+        TRY(gguf_put_kinds(g, a, list, "linear_attention", b, err));
     TRY(gguf_arch_int(g, a, "ssm.time_step_rank", 1, INT32_MAX, &heads, err));
     TRY(gguf_arch_int(g, a, key, 1, INT32_MAX, &inner, err));
     if (inner == 0)
@@ -622,7 +572,9 @@ enum status gguf_config_put(const struct gguf *g, enum dtype dtype, struct buf *
     TRY(put_sliding(g, a, json, err));
     TRY(put_recurrent(g, a, json, err));
     TRY(put_latent(g, a, json, err));
-    TRY(put_rotation(g, a, json, err));
+    TRY(gguf_gemma4_put(g, a, json, err));
+    if (!gguf_arch_is(a, GGUF_ARCH_GEMMA4))
+        TRY(put_rotation(g, a, json, err));
     put_own(g, a, json);
     put_biases(g, a, json);
     put_ends(g, json);

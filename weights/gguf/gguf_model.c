@@ -69,7 +69,7 @@ static const struct name_row whole_rows[] = {
     {"lm_head.weight", "output.weight", PLAIN, NULL},
 };
 
-#define GEMMAS " gemma2 gemma3 "
+#define GEMMAS " gemma2 gemma3 " GGUF_ARCH_GEMMA4
 #define LINEAR "linear_attn."
 
 /* The first row that fits counts. */
@@ -112,6 +112,7 @@ static const struct name_row layer_rows[] = {
     {"post_attention_layernorm.weight", "ffn_norm.weight", NORM, NULL},
     {"pre_feedforward_layernorm.weight", "ffn_norm.weight", NORM, NULL},
     {"post_feedforward_layernorm.weight", "post_ffw_norm.weight", NORM, NULL},
+    {"layer_scalar", "layer_output_scale.weight", PLAIN, NULL},
     {"post_self_attn_layernorm.weight", "post_attention_norm.weight", PLAIN, NULL},
     {"post_mlp_layernorm.weight", "post_ffw_norm.weight", PLAIN, NULL},
     {"mlp.gate_proj.weight", "ffn_gate.weight", PLAIN, NULL},
