@@ -47,7 +47,7 @@ static const struct {
     {"gemma4_bf16", 2, {"--dtype=auto"}},
     {"gemma4_moe_bf16", 3, {"--dtype=auto"}},
     {"gemma4_ple_bf16", 4, {"--parallel-mode=1d_sp"}},
-    {"gemma4_ple_f32", 2, {"--quantization=fp8"}},
+    {"gemma4_ple_f32", 1, {"--quantization=fp8"}},
 };
 
 static inline const struct module *module_here(struct module_report *report)

@@ -83,13 +83,15 @@ static int32_t padded(int32_t rows)
 static bool oneshots_are_used; /* set before the ranks start */
 
 /* Bytes that a rank receives for the sums of a pass over so many rows: NCCL's ring, or everything
- * of all others, once for the embedding and twice in each layer. */
+ * of all others, once for the embedding and twice in each layer, or with experts beside an MLP once
+ * more. */
 static uint64_t bytes_of_sums(const struct cluster *c, int32_t rows)
 {
     const uint64_t n = (uint64_t)rows * (uint64_t)c->setup.model.hidden;
     const uint64_t ranks = (uint64_t)c->footprint.ranks;
     const uint64_t received = oneshots_are_used ? (ranks - 1) * n : 2 * (n - n / ranks);
-    return (2 * (uint64_t)c->setup.model.layers + 1) * 4 * received;
+    const uint64_t sums = 2 + (uint64_t)mixture_is_beside(&c->setup.model.mixture);
+    return (sums * (uint64_t)c->setup.model.layers + 1) * 4 * received;
 }
 
 /* added: bytes of sums that b has moved for padding. */

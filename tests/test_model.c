@@ -268,7 +268,9 @@ static void test_goldens_device(void **state)
     const bool several = ops->probe(3, &bytes, &err) == OK;
     for (size_t g = 0; g < ARRAY_LEN(goldens); g++) {
         const int32_t ranks = g % 2 != 0 && several ? 3 : 1;
-        const bool exact = g < 2 || strncmp(goldens[g], "qwen", 4) == 0; /* others: it is slow */
+        /* others: it is slow; of this mixture rounding moves what a row takes to other experts */
+        const bool exact = g < 2 || strncmp(goldens[g], "qwen", 4) == 0 ||
+                           strcmp(goldens[g], "gemma4_moe_bf16") == 0;
         struct cluster *c = open_golden_on("cuda", goldens[g], ranks, exact ? "float32" : "auto");
         check_prompt(c, goldens[g], "0", exact ? 1e-4 : 5e-2, false);
         cluster_close(c);
