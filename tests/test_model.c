@@ -258,7 +258,7 @@ static void test_same_bits_in_any_chunking(void **state)
     (void)state;
     static const int32_t chunks[] = {1, 3, 16, 17};
     static const char *const names[] = {"tied_gqa2_f32", "qwen3_next_f32", "qwen3_5_f32",
-                                        "qwen3_5_bf16"};
+                                        "qwen3_5_bf16", "gemma4_moe_bf16"};
     for (size_t g = 0; g < ARRAY_LEN(names); g++) {
         size_t n;
         int32_t *prompt = golden_tensor(names[g], "prompt0", &n);
@@ -272,6 +272,56 @@ static void test_same_bits_in_any_chunking(void **state)
         free(first);
         free(prompt);
         cluster_close(c);
+    }
+}
+
+/* Layers with the keys and values of others go on with the sampled rows alone: chunks of which none
+ * is, of which the last one is, and one in the middle, beside another sequence's. Same bits as with
+ * all rows. */
+static void check_few_samples(const char *name, int32_t ranks)
+{
+    enum { CHUNK = 13 };
+    size_t n;
+    int32_t *prompt = golden_tensor(name, "prompt0", &n);
+    struct cluster *c = open_golden(name, ranks, "auto");
+    const size_t vocab = (size_t)c->setup.model.vocab;
+    float *all = prompt_logits(c, prompt, (int32_t)n, ROWS);
+    for (int32_t at = 0; at < (int32_t)n; at += CHUNK) {
+        const int32_t end = at + CHUNK < (int32_t)n ? at + CHUNK : (int32_t)n;
+        if (at == 0) {
+            cluster_open_slot(c, 0, prompt, (int32_t)n, (int32_t)n, greedy);
+            cluster_open_slot(c, 1, prompt, (int32_t)n, (int32_t)n, greedy);
+        }
+        const int32_t middle = at / CHUNK % 2 == 0 ? -1 : at + 4;
+        for (int32_t i = at; i < end; i++)
+            cluster_row(c, 0, i, prompt[i], i == middle || i == (int32_t)n - 1);
+        for (int32_t i = at; i < end; i++)
+            cluster_row(c, 1, i, prompt[i], i == middle);
+        cluster_step(c);
+        const float *got = c->logits[0].data;
+        int32_t samples = (middle >= 0) + (end == (int32_t)n);
+        if (middle >= 0) {
+            assert_memory_equal(got, all + (size_t)middle * vocab, vocab * sizeof *got);
+            assert_memory_equal(got + (size_t)samples * vocab, got, vocab * sizeof *got);
+            samples++;
+        }
+        if (end == (int32_t)n)
+            assert_memory_equal(got + (middle >= 0 ? vocab : 0), all + (n - 1) * vocab,
+                                vocab * sizeof *got);
+        assert_int_equal(c->logits[0].rows, samples);
+    }
+    free(all);
+    free(prompt);
+    cluster_close(c);
+}
+
+static void test_same_bits_of_few_samples(void **state)
+{
+    (void)state;
+    static const int32_t counts[] = {1, 2, 3, 8};
+    for (size_t i = 0; i < ARRAY_LEN(counts); i++) {
+        check_few_samples("gemma4_ple_f32", counts[i]);
+        check_few_samples("gemma4_ple_bf16", counts[i]);
     }
 }
 
@@ -325,6 +375,8 @@ static void test_same_bits_among_others(void **state)
     check_among_others("tied_gqa2_f32");
     check_among_others("qwen3_next_f32"); /* each of which has a state */
     check_among_others("qwen3_5_bf16");
+    check_among_others("gemma4_ple_bf16"); /* of which few go on */
+    check_among_others("gemma4_moe_f32");
 }
 
 int main(int argc, char **argv)
@@ -335,6 +387,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_goldens_device),
         cmocka_unit_test(test_same_bits_at_any_ranks),
         cmocka_unit_test(test_same_bits_in_any_chunking),
+        cmocka_unit_test(test_same_bits_of_few_samples),
         cmocka_unit_test(test_same_bits_among_others),
     };
     only(argc, argv);

@@ -203,6 +203,7 @@ TESTED_BY = {
     "engine/model/layout_fill.c": "tests/test_model.c",
     "engine/model/rope.c": "tests/test_model.c",
     "engine/model/model.c": "tests/test_model.c",
+    "engine/model/model_open.c": "tests/test_model.c tests/test_activations.c",
     "engine/model/model_bind.c": "tests/test_model.c",
     "engine/parallel/flow.c": "tests/test_modes.c tests/blackbox/test_modes.py",
     "engine/parallel/flow_costs.c": "tests/test_modes.c tests/test_price.c "

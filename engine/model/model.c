@@ -3,280 +3,9 @@
  * Where the parts lie is the parallel layer's business, in every layout. */
 #include "engine/model/model_state.h"
 
-#include "engine/carve.h"
-#include "engine/model/rope.h"
-
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* Do layers that slide turn otherwise? */
-static bool has_local_rope(const struct model_config *cfg)
-{
-    return model_config_kinds(cfg) > 1 ||
-           (cfg->window > 0 && memcmp(&cfg->rope, &cfg->local_rope, sizeof cfg->rope) != 0);
-}
-
-/* Elements of a head that turn: where layers that slide have other heads they have a table, too. */
-static int32_t rotary_dim(const struct model_config *cfg, bool local)
-{
-    return model_config_shape(cfg, local ? 0 : model_config_kinds(cfg) - 1).rotary_dim;
-}
-
-static struct rotation carve_rotation(struct carver *c, int64_t rows, int32_t dim)
-{
-    return (struct rotation){carve_floats(c, 1, dim / 2), carve_floats(c, rows, dim)};
-}
-
-static size_t carve_all(struct model *m, const struct model_config *cfg, const struct flow *f,
-                        int32_t rank, char *base)
-{
-    struct carver c = {base, 0};
-    const int64_t rows = flow_home_rows(f, m->rows_max);
-    for (int32_t i = 0; i < model_config_kinds(cfg); i++)
-        m->kv_of[i] = carve(&c, 1, m->heads[0].heads, sizeof *m->kv_of[i]);
-    m->rope = carve_rotation(&c, rows, rotary_dim(cfg, false));
-    if (has_local_rope(cfg))
-        m->local_rope = carve_rotation(&c, rows, rotary_dim(cfg, true));
-    if (cfg->value_norm)
-        m->ones = carve_floats(&c, 1, BACKEND_HEAD_DIM_MAX);
-    const int64_t x = (int64_t)parallel_rest_size(f, rank, m->rows_max);
-    if (cfg->inputs.dim > 0) {
-        m->half_root = carve_floats(&c, 1, 1);
-        m->taken = carve_floats(&c, x / cfg->hidden, (int64_t)cfg->layers * cfg->inputs.dim);
-    }
-    const int64_t heads = m->heads[0].heads, key = heads > 0 ? cfg->head_dim : 0;
-    if (cfg->latent.value > 0) {
-        m->latent.query = carve_floats(&c, rows, cfg->latent.query);
-        m->latent.qkv = carve_floats(&c, rows, heads * cfg->head_dim + key);
-        m->latent.values = carve_floats(&c, rows, heads * cfg->latent.value);
-    }
-    const struct recurrent_heads *r = &m->recurrent;
-    const int64_t gates = cfg->attention_gate ? heads * cfg->head_dim : 0;
-    m->gates = carve_floats(&c, rows, gates > 2 * r->values ? gates : 2 * r->values);
-    m->states = carve_floats(&c, model_config_recurring(cfg),
-                             (int64_t)((size_t)m->places * model_state_size(r)));
-    m->x = carve_floats(&c, 1, x);
-    return c.used;
-}
-
-/* Sizes of the largest product, for which the backend reserves scratch: then no step allocates. */
-static void largest(const struct model_config *m, const struct flow *f, int32_t rank, int32_t *in,
-                    int32_t *out)
-{
-    *in = 0;
-    *out = m->vocab;
-    for (size_t i = 0; i <= FLOW_LINEARS; i++) {
-        const struct weight_spec w =
-            flow_weight(f, i < FLOW_LINEARS ? flow_linears[i] : PLAN_HEAD, rank);
-        *in = base_max32(*in, w.in);
-        *out = base_max32(*out, w.out);
-    }
-}
-
-static enum status reserve(const struct model *m, const struct layout *l, struct err *err)
-{
-    int32_t in, out;
-    largest(m->config, l->flow, l->rank, &in, &out);
-    return backend_reserve(m->b, m->rows_max, in, out, err);
-}
-
-/* Of heads' own matrices. */
-static size_t head_bytes(const struct flow *f, int32_t rank, int32_t rows_max)
-{
-    const int32_t heads = flow_heads(f, rank), rows = flow_home_rows(f, rows_max);
-    const struct weight_spec keys = flow_head_weight(f, true), values = flow_head_weight(f, false);
-    if (f->latent.value == 0 || heads == 0)
-        return 0;
-    return base_max_size(f->ops->experts_bytes(&keys, heads, 0, rows),
-                         f->ops->experts_bytes(&values, heads, 0, rows));
-}
-
-static size_t experts_bytes(const struct model_config *m, const struct flow *f, int32_t rank,
-                            int32_t rows_max)
-{
-    const struct mixture_config *x = &m->mixture;
-    const struct weight_spec gate_up = flow_weight(f, PLAN_GATE_UP, rank);
-    const struct weight_spec down = flow_weight(f, PLAN_DOWN, rank);
-    if (x->kind == MIXTURE_NONE)
-        return 0;
-    const int32_t experts = mixture_experts(x), chosen = mixture_chosen(x);
-    const size_t first = f->ops->experts_bytes(&gate_up, experts, chosen, rows_max);
-    const size_t second = f->ops->experts_bytes(&down, experts, chosen, rows_max);
-    return first > second ? first : second;
-}
-
-size_t model_scratch_bytes(const struct model_config *m, const struct flow *f, int32_t rank,
-                           int32_t rows_max)
-{
-    int32_t in, out;
-    largest(m, f, rank, &in, &out);
-    return f->ops->scratch_bytes(rows_max, in, out) +
-           base_max_size(experts_bytes(m, f, rank, rows_max), head_bytes(f, rank, rows_max));
-}
-
-static enum status upload_rotation(struct model *m, const struct rope_config *cfg, int32_t dim,
-                                   const struct rotation *r, struct err *err)
-{
-    const size_t half = (size_t)dim / 2;
-    float *inv_freq = calloc(half, sizeof *inv_freq);
-    if (!inv_freq)
-        return base_fail(err, ERR_NOMEM, "model: no memory for %zu frequencies", half);
-    rope_frequencies(cfg, dim, m->context, inv_freq);
-    m->b->ops->upload(m->b, r->inv_freq, inv_freq, half * sizeof *inv_freq);
-    free(inv_freq);
-    return OK;
-}
-
-/* Uploads the constants of the model. */
-static enum status upload_constants(struct model *m, const struct layout *l, struct err *err)
-{
-    enum status st = OK;
-    const struct model_config *cfg = m->config;
-    float ones[BACKEND_HEAD_DIM_MAX];
-    for (size_t i = 0; i < ARRAY_LEN(ones); i++)
-        ones[i] = 1;
-    TRY(upload_rotation(m, &cfg->rope, rotary_dim(cfg, false), &m->rope, err));
-    if (m->local_rope.table)
-        TRY(upload_rotation(m, &cfg->local_rope, rotary_dim(cfg, true), &m->local_rope, err));
-    const float half_root = sqrtf(0.5f);
-    if (m->ones)
-        m->b->ops->upload(m->b, m->ones, ones, sizeof ones);
-    if (m->half_root)
-        m->b->ops->upload(m->b, m->half_root, &half_root, sizeof half_root);
-    for (int32_t i = 0; i < model_config_kinds(cfg); i++) {
-        m->b->ops->upload(m->b, m->kv_of[i], l->kv_of[i],
-                          (size_t)m->heads[i].heads * sizeof *l->kv_of[i]);
-        m->heads[i].kv_of = m->kv_of[i];
-        m->sharing[i] = m->heads[i];
-        m->sharing[i].alone = true;
-    }
-out:
-    return st;
-}
-
-size_t model_comm_bytes(const struct flow *f, int32_t rows_max, int32_t samples_max)
-{
-    return parallel_arena_bytes(f, rows_max, samples_max);
-}
-
-size_t model_state_bytes(const struct model_config *m, const struct flow *f, int32_t rank)
-{
-    const struct recurrent_heads h = layout_recurrent_heads(m, f, rank);
-    return (size_t)model_config_recurring(m) * model_state_size(&h) * sizeof(float);
-}
-
-size_t model_activation_bytes(const struct model_config *m, const struct flow *f, int32_t rank,
-                              const struct model_sizes *sizes)
-{
-    const int32_t heads = (int32_t)span_len(layout_heads(m, f, rank));
-    struct model model = {.rows_max = sizes->rows,
-                          .places = sizes->places,
-                          .heads = {{.heads = heads}},
-                          .recurrent = layout_recurrent_heads(m, f, rank)};
-    return carve_all(&model, m, f, rank, NULL) +
-           parallel_local_bytes(f, rank, sizes->rows, sizes->samples);
-}
-
-enum status model_open(const struct model_parts *parts, struct model **out, struct err *err)
-{
-    enum status st = OK;
-    const struct model_config *cfg = parts->config;
-    struct model *m = calloc(1, sizeof *m);
-    if (!m)
-        return base_fail(err, ERR_NOMEM, "model: no memory");
-    m->config = cfg;
-    m->b = parts->backend;
-    memcpy(m->kv, parts->kv, sizeof m->kv);
-    m->groups = parts->groups;
-    CHECK(kv_groups_count(&m->groups) <= KV_GROUPS_MAX);
-    m->progress = parts->progress;
-    m->activation = cfg->mixture.kind == MIXTURE_GPT_OSS ? ACT_SWIGLU_PAIRS
-                    : cfg->gelu                          ? ACT_GELU_TANH
-                                                         : ACT_SILU;
-    m->rows_max = parts->rows_max;
-    m->places = parts->places;
-    m->context = parts->context;
-    m->query_beta = m->context > cfg->rope.original_max_position ? (float)cfg->rope.query_beta : 0;
-    const struct layout *l = parts->layout;
-    for (int32_t i = 0; i < model_config_kinds(cfg); i++)
-        m->heads[i] = (struct heads){.heads = (int32_t)span_len(l->heads),
-                                     .kv_heads = (int32_t)span_len(l->kv_heads[i]),
-                                     .head_dim = model_config_shape(cfg, i).head_dim,
-                                     .latent = cfg->latent.value};
-    m->recurrent = layout_recurrent_heads(cfg, l->flow, l->rank);
-    size_t bytes = carve_all(m, cfg, l->flow, l->rank, NULL);
-    m->memory = m->b->ops->alloc(m->b, bytes);
-    m->layers = calloc((size_t)cfg->layers, sizeof *m->layers);
-    if (!m->memory || !m->layers) {
-        st = base_fail(err, ERR_NOMEM, "model: no memory for %zu bytes of activations", bytes);
-        goto out;
-    }
-    carve_all(m, cfg, l->flow, l->rank, m->memory);
-    TRY(upload_constants(m, l, err));
-    TRY(reserve(m, l, err));
-    TRY(parallel_open(l->flow, m->b, parts->comm, parts->axis_stats, m->rows_max,
-                      parts->samples_max, &m->parallel, err));
-    TRY(model_bind(m, parts, err));
-    *out = m;
-    m = NULL;
-out:
-    model_close(m);
-    return st;
-}
-
-void model_close(struct model *m)
-{
-    if (!m)
-        return;
-    for (int32_t i = 0; m->layers && i < m->config->layers; i++) {
-        struct layer *l = &m->layers[i];
-        parallel_weight_close(&l->qkv);
-        parallel_weight_close(&l->latent.down);
-        m->b->ops->experts_close(l->latent.key_up);
-        m->b->ops->experts_close(l->latent.value_up);
-        parallel_weight_close(&l->gate);
-        parallel_weight_close(&l->o);
-        parallel_weight_close(&l->gate_up);
-        parallel_weight_close(&l->down);
-        m->b->ops->experts_close(l->mixture.gate_up);
-        m->b->ops->experts_close(l->mixture.down);
-    }
-    parallel_close(m->parallel);
-    free(m->layers);
-    if (m->memory)
-        m->b->ops->free(m->b, m->memory);
-    free(m);
-}
-
-void *model_states(const struct model *m, size_t *bytes)
-{
-    const size_t each = (size_t)m->places * model_state_size(&m->recurrent);
-    *bytes = (size_t)model_config_recurring(m->config) * each * sizeof *m->states;
-    return m->states;
-}
-
-/* The same part of the states of two slots, in all layers. */
-static void copy_states(struct model *m, float *first, size_t size, int32_t slot, int32_t from)
-{
-    const size_t stride = (size_t)m->places * model_state_size(&m->recurrent);
-    if (size > 0)
-        m->b->ops->copy(m->b, first + (size_t)slot * size, stride, first + (size_t)from * size,
-                        stride, model_config_recurring(m->config), (int32_t)size);
-}
-
-void model_recall(struct model *m, int32_t slot, int32_t from)
-{
-    const size_t matrix = model_matrix_size(&m->recurrent);
-    copy_states(m, m->states, matrix, slot, from);
-    copy_states(m, m->states + (size_t)m->places * matrix, model_rows_size(&m->recurrent), slot,
-                from);
-}
-
-struct parallel *model_parallel(struct model *m)
-{
-    return m->parallel;
-}
 
 static int32_t within(int64_t rows, int32_t most)
 {
@@ -505,7 +234,7 @@ static enum status take_input(struct model *m, const struct layer *l, struct vie
     enum status st = OK;
     const struct model_config *cfg = m->config;
     const struct parallel_input_weights w = {l->input.gate, l->input.out, m->activation};
-    const float *take = m->taken + (l - m->layers) * cfg->inputs.dim;
+    const float *take = m->take + (l - m->layers) * cfg->inputs.dim;
     const size_t stride = (size_t)cfg->layers * (size_t)cfg->inputs.dim;
     TRY(parallel_add_scaled(m->parallel, x, delta, NULL, err));
     TRY(parallel_layer_input(m->parallel, delta, x, take, stride, &w, err));
@@ -582,42 +311,116 @@ out:
     return st;
 }
 
-enum status model_forward(struct model *m, const struct model_input *in, struct cview *out,
-                          struct err *err)
+/* Both of them. */
+static enum status rotate_all(struct model *m, const struct rows *rows, struct err *err)
+{
+    enum status st = OK;
+    const struct model_config *cfg = m->config;
+    TRY(rotate(m, &cfg->rope, model_rotary_dim(cfg, false), &m->rope, rows, err));
+    TRY(rotate(m, &cfg->local_rope, model_rotary_dim(cfg, true), &m->local_rope, rows, err));
+out:
+    return st;
+}
+
+/* From here on no row to come looks at this step's, so the step goes on with those that are
+ * sampled. */
+static enum status narrow(struct model *m, struct model_input *in, struct rows rows[KV_GROUPS_MAX],
+                          struct view *x, struct err *err)
+{
+    enum status st = OK;
+    struct backend *b = m->b;
+    const int32_t few = in->samples, cols = m->config->layers * m->config->inputs.dim;
+    const struct rows all = in->rows;
+    const struct view to = view_f32(m->few.x, few, x->cols);
+    TRY(backend_select(b, to, cview_of(*x), in->sample, err));
+    TRY(backend_select(b, view_f32((float *)m->few.slot, few, 1),
+                       (struct cview){all.slot, DTYPE_F32, all.count, 1}, in->sample, err));
+    TRY(backend_select(b, view_f32((float *)m->few.position, few, 1),
+                       (struct cview){all.position, DTYPE_F32, all.count, 1}, in->sample, err));
+    if (m->taken)
+        TRY(backend_select(b, view_f32(m->few.taken, few, cols),
+                           (struct cview){m->taken, DTYPE_F32, all.count, cols}, in->sample, err));
+    m->take = m->few.taken;
+    for (int32_t g = 0; g < kv_groups_count(&m->groups); g++) {
+        struct rows *r = &rows[g];
+        *r = (struct rows){
+            few, m->few.slot, m->few.position, r->table, r->table_cols, r->apart || few == 1, 0, 0};
+    }
+    TRY(rotate_all(m, rows, err));
+    parallel_narrow(m->parallel, to);
+    in->sample = m->few.all;
+    *x = to;
+out:
+    return st;
+}
+
+/* Embedding, and what layers take of it. */
+static enum status embed(struct model *m, const struct model_input *in, struct view x,
+                         struct err *err)
+{
+    enum status st = OK;
+    const struct model_config *cfg = m->config;
+    const int32_t cols = cfg->layers * cfg->inputs.dim;
+    TRY(parallel_embed(m->parallel, x, in->ids, m->embed, cfg->embed_scale, err));
+    m->take = m->taken;
+    if (m->taken)
+        TRY(parallel_layer_inputs(m->parallel, view_f32(m->taken, x.rows, cols), x, in->ids,
+                                  &m->inputs, err));
+out:
+    return st;
+}
+
+/* All layers, from the embedding to the last norm. *in: its rows become the sampled ones where that
+ * is enough; with none of these it ends there. */
+static enum status layers_forward(struct model *m, struct model_input *in, struct view *n,
+                                  struct err *err)
 {
     enum status st = OK;
     struct parallel *p = m->parallel;
     const struct model_config *cfg = m->config;
-    const int32_t last = cfg->layers - 1;
     const struct cview nothing = {0};
-
-    parallel_begin(p, in->rows.count, in->home_cut);
-    m->keep = in->keep;
+    const int32_t last = cfg->layers - 1;
+    const int32_t narrowed = m->few.x && in->samples < in->rows.count ? last - cfg->sharing : -1;
     struct rows rows[KV_GROUPS_MAX];
+    struct view x = parallel_rest(p, m->x);
     find_attended(m, in, rows);
-    struct view x = parallel_rest(p, m->x), n, wanted;
-    TRY(rotate(m, &cfg->rope, rotary_dim(cfg, false), &m->rope, rows, err));
-    TRY(rotate(m, &cfg->local_rope, rotary_dim(cfg, true), &m->local_rope, rows, err));
-    TRY(parallel_embed(p, x, in->ids, m->embed, cfg->embed_scale, err));
-    if (m->taken)
-        TRY(parallel_layer_inputs(p, view_f32(m->taken, x.rows, cfg->layers * cfg->inputs.dim), x,
-                                  in->ids, &m->inputs, err));
-    TRY(parallel_norm(p, &n, x, nothing, m->layers[0].attn_norm, cfg->norm_eps,
+    TRY(rotate_all(m, rows, err));
+    TRY(embed(m, in, x, err));
+    TRY(parallel_norm(p, n, x, nothing, m->layers[0].attn_norm, cfg->norm_eps,
                       first_of(&m->layers[0]), err));
     for (int32_t i = 0; i <= last; i++) {
         const float *gain = i < last ? m->layers[i + 1].attn_norm : m->final_norm;
         const struct layer *l = &m->layers[i];
         const struct parallel_weight next = i < last ? first_of(l + 1) : m->head;
-        TRY(layer_forward(m, l, &rows[l->kv.group], x, &n, gain, next, err));
+        TRY(layer_forward(m, l, &rows[l->kv.group], x, n, i == narrowed ? NULL : gain, next, err));
         if (m->progress)
             atomic_fetch_add_explicit(m->progress, 1, memory_order_relaxed);
+        if (i == narrowed && in->samples == 0)
+            break;
+        if (i == narrowed) {
+            TRY(narrow(m, in, rows, &x, err));
+            TRY(parallel_norm(p, n, x, nothing, gain, cfg->norm_eps, next, err));
+        }
     }
+out:
+    return st;
+}
+
+enum status model_forward(struct model *m, const struct model_input *step, struct cview *out,
+                          struct err *err)
+{
+    enum status st = OK;
+    struct model_input in = *step;
+    struct view n, wanted;
+    parallel_begin(m->parallel, in.rows.count, in.home_cut);
+    m->keep = in.keep;
     *out = (struct cview){NULL, DTYPE_F32, 0, 0};
-    if (in->samples == 0)
+    TRY(layers_forward(m, &in, &n, err));
+    if (in.samples == 0)
         goto out;
-    TRY(cfg->pooling
-            ? parallel_pool(p, cview_of(n), in->sample, in->sample_host, in->samples, &wanted, err)
-            : logits(m, in, cview_of(n), &wanted, err));
+    TRY(m->config->pooling ? parallel_pool(m->parallel, cview_of(n), in.sample, in.sample_host,
+                                           in.samples, &wanted, err)
+                           : logits(m, &in, cview_of(n), &wanted, err));
     *out = cview_of(wanted);
 out:
     return st;

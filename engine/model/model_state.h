@@ -56,7 +56,7 @@ struct model {
     struct heads sharing[MODEL_KINDS]; /* and of those with the keys and values of others */
     struct recurrent_heads recurrent;  /* likewise */
     enum activation activation;        /* of the MLP's gate */
-    int32_t rows_max, context, places;
+    int32_t rows_max, samples_max, context, places;
     float query_beta; /* the config's, 0 where no context gets so long that it matters */
     _Atomic uint64_t *progress;
 
@@ -70,6 +70,14 @@ struct model {
     float *ones;                 /* [E] gains of values' norms; NULL: there are none */
     float *half_root;            /* [1] sqrt(1 / 2), of inputs */
     float *taken;                /* [rows of x, layers, P] inputs of this step's rows */
+    const float *take;           /* of those rows that the next layer has: these, or few's */
+    /* Of the sampled rows alone, which are all that layers without keys and values of their own
+     * need have; NULLs where there are no such layers, or those rows are divided. */
+    struct {
+        float *x, *taken;         /* [samples, D], [samples, layers, P] */
+        int32_t *slot, *position; /* [samples] */
+        int32_t *all;             /* [samples] 0, 1, 2, ... */
+    } few;
     struct rotation {
         float *inv_freq; /* [E/2]; E: of a head, what turns */
         float *table;    /* [rows in attention, E] */
@@ -99,6 +107,12 @@ static inline size_t model_rows_size(const struct recurrent_heads *h)
 static inline size_t model_state_size(const struct recurrent_heads *h)
 {
     return model_matrix_size(h) + model_rows_size(h);
+}
+
+/* Elements of a head that turn: where layers that slide have other heads they have a table, too. */
+static inline int32_t model_rotary_dim(const struct model_config *cfg, bool local)
+{
+    return model_config_shape(cfg, local ? 0 : model_config_kinds(cfg) - 1).rotary_dim;
 }
 
 /* Binds the weights of the parts to the model and its layers; memory is carved already. */

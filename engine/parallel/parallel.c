@@ -107,6 +107,19 @@ void parallel_begin(struct parallel *p, int32_t rows, const int64_t *cut)
     p->owed = (struct linear_fusion){0};
 }
 
+bool parallel_narrows(const struct flow *f, const struct model_config *m)
+{
+    return m->sharing > 0 && f->prefill_rows == INT32_MAX && flow_homes(f) == 1 &&
+           f->phase[PLAN_DECODE].rest.count[SPREAD_ROWS] == 0;
+}
+
+void parallel_narrow(struct parallel *p, struct view x)
+{
+    CHECK(!p->due && !p->owed.gain);
+    p->rows = (struct extent){.units = x.rows, .unit = 1};
+    p->stream = x;
+}
+
 /* A matrix of this step. */
 static struct matrix of_step(const struct parallel *p, struct extent cols)
 {

@@ -47,6 +47,11 @@ bool parallel_is_recordable(const struct parallel *p);
 /* Begins a step of `rows` rows, on which alone its form depends. cut: with homes, row cut[x] is the
  * first of home x and cut[homes] = rows; borrowed until the next step. NULL without homes. */
 void parallel_begin(struct parallel *p, int32_t rows, const int64_t *cut);
+/* Can a step go on with some of its rows, where layers need no others? Not where rows are divided
+ * among ranks, nor where the form of a step depends on how many there are. */
+bool parallel_narrows(const struct flow *f, const struct model_config *m);
+/* It does, in a residual stream of their own. Not while anything is owed. */
+void parallel_narrow(struct parallel *p, struct view x);
 /* The rows of the step that this rank has in attention. */
 struct span parallel_attended(const struct parallel *p);
 /* The residual stream of this step over memory of parallel_rest_size elements. */
