@@ -354,10 +354,14 @@ static void test_clusters(void **state UNUSED)
             fail_msg("case %d: %s", (int)i, i < apart ? "no clusters" : "clusters");
 }
 
-/* Queries whose keys and values another layer has stored: of every kernel of attention. */
+/* Queries whose keys and values another layer has stored: of every kernel of attention, and of the
+ * rotation. */
 static void test_alone(void **state UNUSED)
 {
+    static const int32_t chunk[] = {14, 15, 16, 17, 18, 19, 20, 21, 22, -1, -2};
     static const struct rope_case cases[] = {
+        {5, 1, 128, BF16, BF16, chunk, .run = true, .norm = true},
+        {3, 2, 64, F8, BF16, chunk, .run = true, .bias = true, .interleaved = true},
         {4, 1, 128, BF16, F32, starts, .norm = true},
         {8, 2, 64, F16, BF16, middles, .bias = true},
         {3, 1, 256, F8, F32, starts, 17, 5, .norm = true},
