@@ -92,8 +92,9 @@ TOGETHER = [
 
 
 def test_short_of_blocks(serve, tmp_path):
-    """Blocks go from layers of one kind to those of the other, with what was in them."""
-    model = shape(tmp_path / "shape", sliding_window=40)
+    """Blocks go from layers of one kind to those of the other, which fill half of them, with what
+    was in them."""
+    model = shape(tmp_path / "shape", sliding_window=40, num_global_key_value_heads=1)
     ample = serve(model, "-tp", 1, "--load-format", "dummy")
     alone = [answer(ample, request) for request in TOGETHER]
     few = needed((1, 5), CONTEXT, ROWS, 40) * LAYER_BYTES
