@@ -28,7 +28,12 @@ their other layers queries have gates, as wide, which go with their heads.
 gpt-oss has sinks, one of each head, and biases of all linears: those behind a sum are replicated.
 Gemma 4's layers without a window have other heads, of another size and of fewer keys and values,
 which are cut alike; where keys and values are one product it is held twice, as both.  A factor of
-each layer is replicated.
+each layer is replicated.  Its mixtures have an MLP beside the experts of each layer, whose sum is
+another all-reduce; factors of experts and gains of the router are replicated.  The last layers of
+its small models make queries alone, of other layers' keys and values, and have wider MLPs.  There
+each layer takes, of each token, a row of its own: in front of all layers a rank makes those of some
+layers, by the balanced rule, of a table and of the embeddings, and an all-gather in fp32 completes
+them; what a layer makes of its row is replicated.
 
 The distributed sampler exchanges candidates instead of logits: 32 bytes a row; and when any row
 keeps a nucleus (top-k, top-p or min-p), 8 bytes a row and 8 per place in a second exchange.
@@ -99,6 +104,21 @@ class Wide(typing.NamedTuple):
     layers: int
 
 
+class Sharing(typing.NamedTuple):
+    """Layers with keys and values of others: that slide, or not; columns of their MLPs."""
+
+    local: int
+    wide: int
+    mlp: int
+
+
+class Inputs(typing.NamedTuple):
+    """Elements of what a layer takes of each token; rows of the table with some of it."""
+
+    columns: int
+    vocab: int
+
+
 class Shape(typing.NamedTuple):
     """The sizes of a model that decide bytes."""
 
@@ -127,6 +147,9 @@ class Shape(typing.NamedTuple):
     gate: bool = False  # as wide as queries
     wide: Wide | None = None
     scaled: bool = False  # a factor of each layer
+    beside: int = 0  # columns of an MLP beside experts
+    sharing: Sharing = Sharing(0, 0, 0)
+    inputs: Inputs = Inputs(0, 0)
 
     @property
     def attending(self):
@@ -135,17 +158,24 @@ class Shape(typing.NamedTuple):
 
     @property
     def kinds(self):
-        """(how many layers attend alike, the shape with their heads) of each kind."""
+        """(how many layers attend alike, how many of these have keys and values, the shape with
+        their heads) of each kind."""
         if not self.wide:
-            return [(self.attending, self)]
+            return [(self.attending, self.attending, self)]
         kv_heads, head_dim, layers = self.wide
-        return [(self.attending - layers, self),
-                (layers, self._replace(kv_heads=kv_heads, head_dim=head_dim))]
+        return [(self.attending - layers, self.attending - layers - self.sharing.local, self),
+                (layers, layers - self.sharing.wide,
+                 self._replace(kv_heads=kv_heads, head_dim=head_dim))]
 
     @property
     def norms(self):
         """Of whole rows, in a layer."""
-        return 4 if self.post_norm else 2
+        return (4 if self.post_norm else 2) + 3 * (self.beside > 0) + (self.inputs.columns > 0)
+
+    @property
+    def sums(self):
+        """Of a layer, over all ranks: of attention, of an MLP, and of experts beside it."""
+        return 2 + (self.beside > 0)
 
 
 def recurrent_of(config):
@@ -167,6 +197,23 @@ def wide_of(config):
     return Wide(kv_heads, head_dim, len(wide))
 
 
+def sharing_of(config):
+    """Likewise."""
+    first = config["num_hidden_layers"] - config["num_kv_shared_layers"]
+    kinds, wide = config["layer_types"][first:], config.get("use_double_wide_mlp", False)
+    return Sharing(kinds.count("sliding_attention"), kinds.count("full_attention"),
+                   0 if config["enable_moe_block"] else config["intermediate_size"] * (1 + wide))
+
+
+def gemma4_of(config):
+    """What a Shape has of a Gemma 4 alone."""
+    columns = config["hidden_size_per_layer_input"] or 0
+    return {"wide": wide_of(config), "sharing": sharing_of(config), "scaled": True,
+            "beside": config["intermediate_size"] if config["enable_moe_block"] else 0,
+            "inputs": Inputs(columns, config.get("vocab_size_per_layer_input", 262144))
+            if columns else Inputs(0, 0)}
+
+
 def shape_of(config):
     """The Shape of a parsed config.json, with that file's defaults filled in."""
     gemma4 = config["model_type"] in (*gemma4_numpy.MODELS, *gemma4_numpy.MODELS.values())
@@ -184,7 +231,9 @@ def shape_of(config):
     minimax = config["model_type"] == "minimax_m2"
     olmo = config["model_type"] in ("olmo2", "olmo3", "olmoe")
     qwen3 = config["model_type"] == "qwen3_moe"
-    mlp = config["moe_intermediate_size" if glm or qwen2 or qwen3 else "intermediate_size"]
+    beside = gemma4 and config["enable_moe_block"]
+    own = glm or qwen2 or qwen3 or beside
+    mlp = config["moe_intermediate_size" if own else "intermediate_size"]
     heads = config["num_attention_heads"]
     head_dim = 256 if gemma else 128 if minimax else config["hidden_size"] // heads
     return Shape(
@@ -206,7 +255,8 @@ def shape_of(config):
                                            "exaone_moe", *RECURRENT) or gemma4
         or (glm and not latents and config.get("use_qk_norm", False)),
         joint_norm=minimax or olmo,
-        experts=config.get("num_local_experts") or config.get("num_experts")
+        experts=0 if gemma4 and not beside
+        else config.get("num_local_experts") or config.get("num_experts")
         or config.get("n_routed_experts") or config.get("moe_num_experts") or 0,
         post_norm=config["model_type"] in ("gemma2", "gemma3_text", "glm4") or gemma4,
         gpt_oss=config["model_type"] == "gpt_oss",
@@ -224,8 +274,7 @@ def shape_of(config):
                       config["v_head_dim"]) if latents else None,
         recurrent=recurrent,
         gate=bool(recurrent),
-        wide=wide_of(config) if gemma4 else None,
-        scaled=gemma4,
+        **(gemma4_of(config) if gemma4 else {}),
     )
 
 
@@ -264,6 +313,12 @@ def latent_gather_bytes(shape, ranks, rank, rows):
     return rows * (columns - len(block(columns, ranks, rank))) * 4
 
 
+def input_gather_bytes(shape, ranks, rank, rows):
+    """Bytes a rank receives to complete what layers take of so many rows."""
+    others = shape.layers - len(block(shape.layers, ranks, rank))
+    return rows * others * shape.inputs.columns * 4
+
+
 def places(vocab, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0):
     """Candidates that each rank sends for a row of the distributed sampler."""
     has_top_k = 0 < top_k < vocab
@@ -290,12 +345,14 @@ def step_bytes(shape, ranks, rank, rows, sampled, elem_size=4,
                                oneshot_max_bytes)
     layers = shape.layers * shape.joint_norm
     latents = shape.layers * bool(shape.latent)
+    inputs = calls * (shape.inputs.columns > 0)
     return {
         "embedding all_reduce": (calls, one),
-        "layer all_reduce": (calls * 2 * shape.layers, 2 * shape.layers * one),
+        "layer all_reduce": (calls * shape.sums * shape.layers, shape.sums * shape.layers * one),
         "norm all_reduce": (calls * layers, layers * squares),
         "latent all_gather": (calls * latents, latents * latent_gather_bytes(shape, ranks, rank,
                                                                              rows)),
+        "input all_gather": (inputs, input_gather_bytes(shape, ranks, rank, rows)),
         "logits all_gather": (calls, gather),
     }
 
@@ -330,23 +387,45 @@ def recurrent_elements(shape, ranks, rank):
     return recurrent.layers * linears, recurrent.layers * others
 
 
-def attention_elements(shape, ranks, rank):
-    """Of a layer: what makes queries, keys and values, columns of O, biases, and norms of heads."""
+def attention_elements(shape, ranks, rank, stores=True):
+    """Of a layer: what makes queries, keys and values, columns of O, biases, and norms of heads.
+    stores: it has keys and values."""
     q_width = len(block(shape.heads, ranks, rank)) * shape.head_dim
-    kv_width = len(kv_heads_of(shape, ranks, rank)) * shape.head_dim
+    kv_width = len(kv_heads_of(shape, ranks, rank)) * shape.head_dim * stores
     qkv, o_width = (q_width * (1 + shape.gate) + 2 * kv_width) * shape.hidden, q_width
     if shape.latent:
         qkv, o_width = latent_elements(shape, ranks, rank)
     bias = (q_width + 2 * kv_width) * shape.bias + shape.hidden * shape.o_bias
-    norms = 2 * shape.head_dim * shape.head_norm + (q_width + kv_width) * shape.joint_norm
+    norms = (1 + stores) * shape.head_dim * shape.head_norm
+    norms += (q_width + kv_width) * shape.joint_norm
     norms += shape.latent.query + shape.latent.value if shape.latent else 0
     return qkv, o_width, bias, norms
 
 
+def mlp_columns(shape, ranks, rank):
+    """Of all MLPs and experts of all layers, those that a rank has."""
+    def own(columns):
+        return len(block(columns, ranks, rank))
+
+    sharing = 0 if shape.experts else shape.sharing.local + shape.sharing.wide
+    mixed = shape.layers - shape.dense - sharing
+    columns = own(shape.mlp) * mixed * max(shape.experts + shape.shared, 1)
+    return (columns + own(shape.dense_mlp) * shape.dense + own(shape.sharing.mlp) * sharing
+            + own(shape.beside) * shape.layers)
+
+
+def input_elements(shape, ranks, rank):
+    """What makes all layers' inputs of a token, and what each makes of its own."""
+    columns, vocab = shape.inputs
+    own = len(block(shape.layers, ranks, rank)) * columns
+    return (vocab + shape.hidden) * own + columns + shape.layers * 2 * columns * shape.hidden
+
+
 def weight_elements(shape, ranks, rank):
     """Elements of each kind of weight that a rank holds, over all layers."""
-    each = [[layers * part for part in attention_elements(kind, ranks, rank)]
-            for layers, kind in shape.kinds]
+    each = [[layers * part for part in attention_elements(kind, ranks, rank, stores)]
+            for all_layers, storing, kind in shape.kinds
+            for layers, stores in ((storing, True), (all_layers - storing, False))]
     qkv, o_width, bias, norms = map(sum, zip(*each))
     columns = len(block(shape.mlp, ranks, rank))
     table = len(block(shape.vocab, ranks, rank)) * shape.hidden
@@ -355,8 +434,7 @@ def weight_elements(shape, ranks, rank):
         own += shape.experts * (1 + 2 * columns + shape.hidden)  # router, gates and ups, down
         bias += shape.layers * own
     mixed = shape.layers - shape.dense
-    columns = columns * mixed * max(shape.experts + shape.shared, 1)
-    columns += len(block(shape.dense_mlp, ranks, rank)) * shape.dense
+    columns = mlp_columns(shape, ranks, rank)
     linears, others = recurrent_elements(shape, ranks, rank)
     return {
         "embedding": table,
@@ -370,7 +448,9 @@ def weight_elements(shape, ranks, rank):
         "router": mixed * (shape.experts + shape.gated) * shape.hidden,
         "bias": bias + mixed * shape.experts * shape.corrections,
         "norms": norms + (shape.layers * shape.norms + 1) * shape.hidden,
-        "scales": shape.layers * shape.scaled,
+        "scales": shape.layers * (shape.scaled
+                                  + (shape.hidden + shape.experts) * (shape.beside > 0)),
+        "inputs": input_elements(shape, ranks, rank),
     }
 
 
@@ -379,8 +459,8 @@ def kv_bytes_per_token(shape, ranks, rank, elem_size=4):
     if shape.latent:
         cached = shape.latent.value + shape.latent.turns
         return shape.layers * cached * elem_size * bool(block(shape.heads, ranks, rank))
-    return sum(2 * layers * len(kv_heads_of(kind, ranks, rank)) * kind.head_dim * elem_size
-               for layers, kind in shape.kinds)
+    return sum(2 * storing * len(kv_heads_of(kind, ranks, rank)) * kind.head_dim * elem_size
+               for _, storing, kind in shape.kinds)
 
 
 def state_bytes(shape, ranks, rank):
@@ -430,6 +510,14 @@ GEMMA3_1B = Shape(262144, 1152, 26, 4, 1, 256, 6912, True, head_norm=True, post_
 GEMMA3_4B = Shape(262208, 2560, 34, 8, 4, 256, 10240, True, head_norm=True, post_norm=True)
 GEMMA4_31B = Shape(262144, 5376, 60, 32, 16, 256, 21504, True, head_norm=True, post_norm=True,
                    wide=Wide(4, 512, 10), scaled=True)
+GEMMA4_26B = Shape(262144, 2816, 30, 16, 8, 256, 704, True, head_norm=True, post_norm=True,
+                   experts=128, wide=Wide(2, 512, 5), scaled=True, beside=2112)
+GEMMA4_E2B = Shape(262144, 1536, 35, 8, 1, 256, 6144, True, head_norm=True, post_norm=True,
+                   wide=Wide(1, 512, 7), scaled=True, sharing=Sharing(16, 4, 12288),
+                   inputs=Inputs(256, 262144))
+GEMMA4_E4B = Shape(262144, 2560, 42, 8, 2, 256, 10240, True, head_norm=True, post_norm=True,
+                   wide=Wide(2, 512, 7), scaled=True, sharing=Sharing(15, 3, 10240),
+                   inputs=Inputs(256, 262144))
 
 
 def expect(what, value, by_hand):
@@ -463,6 +551,13 @@ def check_communication():
     step = step_bytes(LLAMA3_8B, 4, 0, 1, 1)["latent all_gather"]
     expect("Llama 3 8B, latents", step, (0, 0))
     expect("Llama 3 8B, the same", step_bytes(LLAMA3_8B, 4, 0, 1, 1)["norm all_reduce"], (0, 0))
+    # Three sums in each of 30 layers, of 2816 fp32 from seven ranks; two in Gemma 4's small ones.
+    step = step_bytes(GEMMA4_26B, 8, 3, 1, 1)
+    expect("Gemma 4 26B, P=8, sums of a row", step["layer all_reduce"], (90, 90 * 7 * 2816 * 4))
+    step = step_bytes(GEMMA4_E2B, 8, 3, 1, 1)
+    expect("Gemma 4 E2B, P=8, sums of a row", step["layer all_reduce"], (70, 70 * 7 * 1536 * 4))
+    # 35 layers on eight ranks: the fourth has those from 13 to 16.
+    expect("the same, inputs of a row", step["input all_gather"], (1, 31 * 256 * 4))
     # Top-k 40 moves 3 * (32 + 8 + 8 * 40) bytes a row, greedy 3 * 32.
     expect("P=4, top-k 40", election_bytes([places(128256, top_k=40)], 4), (2, 1080))
     expect("P=4, greedy", election_bytes([places(128256, temperature=0)], 4), (1, 96))
@@ -577,6 +672,58 @@ def check_memory():
     expect("Gemma 4 31B, P=8, KV bytes per token in bf16",
            [kv_bytes_per_token(GEMMA4_31B, 8, rank, 2) for rank in (0, 7)],
            2 * [2 * 2 * (50 * 2 * 256 + 10 * 512)])
+    # Its table, experts and MLPs; attention of 25 layers and of 5; norms, routers and factors.
+    whole = weight_elements(GEMMA4_26B, 1, 0)
+    expect("Gemma 4 26B elements", sum(whole.values()),
+           2816 * (262144 + 30 * 3 * (128 * 704 + 2112) + 25 * (2 * 16 + 2 * 8) * 256
+                   + 5 * (2 * 16 + 2 * 2) * 512 + 30 * (7 + 1 + 128) + 1)
+           + 30 * (128 + 1) + 2 * (25 * 256 + 5 * 512))
+    # A quarter: 176 of an expert's columns, 528 of the MLP's.
+    held = weight_elements(GEMMA4_26B, 4, 3)
+    expect("Gemma 4 26B, P=4, down", held["down"], 30 * 2816 * (128 * 176 + 528))
+    # A KV head of 512 is on two ranks: 25 layers of two of 256, 5 of one.
+    expect("the same, KV bytes per token in bf16", kv_bytes_per_token(GEMMA4_26B, 4, 3, 2),
+           2 * 2 * (25 * 2 * 256 + 5 * 512))
+    # 15 layers have keys and values, 12 of them a window; the others have MLPs of 12288 columns.
+    whole = weight_elements(GEMMA4_E2B, 1, 0)
+    expect("Gemma 4 E2B, its MLPs", whole["gate_up"] + whole["down"],
+           3 * 1536 * (15 * 6144 + 20 * 12288))
+    expect("its attention", whole["qkv"] + whole["o"],
+           1536 * (28 * 16 * 256 + 7 * 16 * 512 + 12 * 2 * 256 + 3 * 2 * 512))
+    expect("its inputs", whole["inputs"],
+           262144 * 8960 + 8960 * 1536 + 256 + 35 * 2 * 256 * 1536)
+    # Five norms of rows; those of queries, and of 15 layers' keys.
+    expect("its norms", whole["norms"],
+           (35 * 5 + 1) * 1536 + 28 * 256 + 7 * 512 + 12 * 256 + 3 * 512)
+    expect("its KV bytes per token in bf16", kv_bytes_per_token(GEMMA4_E2B, 1, 0, 2), 18432)
+    # 35 layers on eight ranks: the last has five of them, and all that makes something of them.
+    held = weight_elements(GEMMA4_E2B, 8, 7)
+    expect("Gemma 4 E2B, P=8, inputs", held["inputs"],
+           (262144 + 1536) * 5 * 256 + 256 + 35 * 2 * 256 * 1536)
+    expect("the same, queries and O", held["qkv"] + held["o"],
+           1536 * (28 * 2 * 256 + 7 * 2 * 512 + 12 * 2 * 256 + 3 * 2 * 512))
+    # 24 layers have keys and values, 20 of them a window; all MLPs are as wide.
+    whole = weight_elements(GEMMA4_E4B, 1, 0)
+    expect("Gemma 4 E4B elements", sum(whole.values()),
+           262144 * (2560 + 42 * 256) + 42 * (3 * 10240 + 3 * 256 + 5) * 2560 + 2560 + 42
+           + (35 * 16 * 256 + 7 * 16 * 512 + 2 * 2 * (20 * 256 + 4 * 512)) * 2560
+           + 35 * 256 + 7 * 512 + 20 * 256 + 4 * 512 + 256)
+    expect("Gemma 4 E4B, P=2, KV bytes per token in bf16",
+           kv_bytes_per_token(GEMMA4_E4B, 2, 1, 2), 2 * 2 * (20 * 256 + 4 * 512))
+    # As transformers writes them, and what is left out.
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 42,
+            "num_key_value_heads": 2, "num_kv_shared_layers": 18}
+    expect("its shape", shape_of({"model_type": "gemma4", "text_config": text}), GEMMA4_E4B)
+    kinds = (["sliding_attention"] * 4 + ["full_attention"]) * 7
+    text = {"hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 35,
+            "num_key_value_heads": 1, "num_kv_shared_layers": 20, "use_double_wide_mlp": True,
+            "layer_types": kinds}
+    expect("E2B's", shape_of({"model_type": "gemma4", "text_config": text}), GEMMA4_E2B)
+    text = {"hidden_size": 2816, "intermediate_size": 2112, "num_hidden_layers": 30,
+            "num_attention_heads": 16, "num_key_value_heads": 8, "attention_k_eq_v": True,
+            "num_global_key_value_heads": 2, "enable_moe_block": True, "num_experts": 128,
+            "moe_intermediate_size": 704, "top_k_experts": 8, "hidden_size_per_layer_input": 0}
+    expect("26B's", shape_of({"model_type": "gemma4", "text_config": text}), GEMMA4_26B)
     # Norms of a layer: 4 * 1152 + 2 * 256, and the last.
     expect("Gemma 3 1B, P=4, elements of norms", weight_elements(GEMMA3_1B, 4, 2)["norms"],
            26 * 5120 + 1152)
