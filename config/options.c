@@ -184,10 +184,11 @@ const struct options_row options_rows[] = {
      "deepseek_v31",
      "how the model writes calls of tools; auto: as its chat template shows them"},
     {"reasoning-parser", NULL, COMMAND_SERVE, CHOICE, AT(reasoning_parser), 0, 0, "auto",
-     "auto|none|think|qwen3|deepseek_r1|glm45|mistral|openai_gptoss",
+     "auto|none|think|qwen3|deepseek_r1|glm45|mistral|gemma4|openai_gptoss",
      "think, or a model that does: what a chat's answer has between <think> and </think> is its "
-     "reasoning; mistral: between [THINK] and [/THINK]; openai_gptoss: what it says in the "
-     "analysis channel; auto: as the chat template has it"},
+     "reasoning; mistral: between [THINK] and [/THINK]; gemma4: between <|channel>thought and "
+     "<channel|>; openai_gptoss: what it says in the analysis channel; auto: as the chat template "
+     "has it"},
     {"skip-tokenizer-init", NULL, COMMAND_SERVE, FLAG, AT(skip_tokenizer_init), 0, 0, NULL, NULL,
      "read no tokenizer: prompts are token ids, and answers have no text"},
     {"drain-timeout", NULL, COMMAND_SERVE, NUMBER, AT(drain_timeout), 0, 3600, "30", NULL,

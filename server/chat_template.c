@@ -316,14 +316,23 @@ enum status chat_template_render(const struct chat_template *t, const struct con
     return st;
 }
 
-static bool opens_reasoning(const struct jinja_text *text, const char *mark, bool goes_on)
+/* Before `end`; written by the template, or by a client who is to be continued. */
+static bool ends_with(const struct jinja_text *text, size_t end, const char *mark, bool goes_on)
 {
     const size_t n = strlen(mark);
+    return end >= n && (is_mark(text, end - n, mark, n, false) ||
+                        (goes_on && is_mark(text, end - n, mark, n, true)));
+}
+
+static bool opens_reasoning(const struct jinja_text *text, const struct answer_thought *thought,
+                            bool goes_on)
+{
     size_t end = text->bytes.len;
     while (end > 0 && text->bytes.data[end - 1] == '\n')
         end--;
-    return end >= n && (is_mark(text, end - n, mark, n, false) ||
-                        (goes_on && is_mark(text, end - n, mark, n, true)));
+    if (thought->label && ends_with(text, end, thought->label, goes_on))
+        end -= strlen(thought->label);
+    return ends_with(text, end, thought->begin, goes_on);
 }
 
 static bool ends_message(const struct jinja_text *text, size_t at)
@@ -362,8 +371,7 @@ void chat_template_find_open(const struct jinja_text *text, bool goes_on, struct
     if (form->harmony)
         find_open_message(text, form);
     else
-        form->reasoning_open =
-            opens_reasoning(text, answer_thought(form->thoughts)->begin, goes_on);
+        form->reasoning_open = opens_reasoning(text, answer_thought(form->thoughts), goes_on);
 }
 
 void chat_template_add(struct jinja_text *text, const char *more, size_t n)

@@ -682,7 +682,7 @@ static void test_forms(void **state)
          ANSWER_CALLS_LLAMA3, false},
         {"content.split('</think>')[-1] ... <tool_call>", ANSWER_CALLS_HERMES, true},
         {"{{ '<|start|>assistant<|channel|>final<|message|>' }}", ANSWER_CALLS_OPENAI, true},
-        {"<|channel>thought", ANSWER_CALLS_NONE, false},
+        {"<|channel>thought", ANSWER_CALLS_NONE, true},
         {"'[THINK]' + thinking + '[/THINK]' ... '[TOOL_CALLS]' + name + '[ARGS]'",
          ANSWER_CALLS_MISTRAL_ARGS, true},
     };

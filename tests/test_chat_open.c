@@ -61,6 +61,37 @@ static void test_opens_reasoning(void **state)
     }
 }
 
+/* Behind Gemma's mark a prompt says what the channel is. */
+static void test_opens_labelled(void **state)
+{
+    static const struct {
+        const char *text, *foreign; /* 1: the client's */
+        bool goes_on, opens;
+    } cases[] = {
+        {"<|channel>thought\n", "", false, true},
+        {"<|channel>thought", "", false, true},
+        {"<|channel>\n", "", false, true},
+        {"<|channel>thought\n<channel|>", "", false, false},
+        {"<|channel>thought\nHm", "", false, false},
+        {"thought\n", "", false, false},
+        {"<|channel>thought\n", "000000000011111111", false, false},
+        {"<|channel>thought\n", "000000000011111111", true, true},
+        {"<|channel>thought\n", "111111111111111111", false, false},
+        {"<|channel>thought\n", "111111111111111111", true, true},
+        {"<|channel|>thought\n", "", false, false},
+        {"<think>\n", "", false, false},
+    };
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct jinja_text t = text_of(cases[i].text, cases[i].foreign);
+        struct answer_form f = {.reasoning = true, .thoughts = ANSWER_THOUGHTS_GEMMA4};
+        chat_template_find_open(&t, cases[i].goes_on, &f);
+        if (f.reasoning_open != cases[i].opens)
+            fail_msg("%s %s: %d", cases[i].text, cases[i].foreign, f.reasoning_open);
+        jinja_text_free(&t);
+    }
+}
+
 /* A message that the prompt has begun and not ended, by the template's own marks. */
 static void test_opens_message(void **state)
 {
@@ -111,6 +142,7 @@ static void test_close(void **state)
         {{.reasoning = true, .reasoning_open = true}, "\n</think>\n\n"},
         {{.thoughts = ANSWER_THOUGHTS_MISTRAL}, ""},
         {{.thoughts = ANSWER_THOUGHTS_MISTRAL, .reasoning_open = true}, "[/THINK]"},
+        {{.thoughts = ANSWER_THOUGHTS_GEMMA4, .reasoning_open = true}, "<channel|>"},
         {{.harmony = true}, ""},
         {{.harmony = true, .content_open = true}, "<|end|><|start|>assistant"},
     };
@@ -123,6 +155,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_opens_reasoning),
+        cmocka_unit_test(test_opens_labelled),
         cmocka_unit_test(test_opens_message),
         cmocka_unit_test(test_close),
     };

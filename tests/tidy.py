@@ -247,7 +247,8 @@ TESTED_BY = {
     "server/access.c": "tests/test_keys.c tests/blackbox/test_keys.py",
     "server/api/api_error.c": "tests/test_api.c",
     "server/api/body.c": "tests/test_api.c tests/fuzz/fuzz_api.c tests/test_nomem.c",
-    "server/answer/answer.c": "tests/test_answer.c tests/fuzz/fuzz_answer.c tests/test_nomem.c "
+    "server/answer/answer.c": "tests/test_answer.c tests/test_answer_gemma.c "
+                              "tests/fuzz/fuzz_answer.c tests/test_nomem.c "
                               "tests/blackbox/test_tools.py",
     "server/answer/answer_call.c": "tests/test_answer.c tests/test_call_tags.c "
                                    "tests/blackbox/test_tools.py",

@@ -36,15 +36,20 @@ enum mark_match answer_match(const struct answer *a, size_t i, const char *mark)
     return m == MARK_NO && !a->finished && answer_may_be(a, i, mark) ? MARK_PERHAPS : m;
 }
 
-/* Where the mark begins or may begin; else the end. */
-static size_t find(const struct answer *a, const char *mark, enum mark_match *found)
+/* Where one of two marks begins or may begin; else the end. Either may be NULL: it is nowhere.
+ * second: it is that one. */
+static size_t find(const struct answer *a, const char *const marks[2], enum mark_match *found,
+                   bool *second)
 {
     for (size_t i = a->at; i < a->pending.len; i++) {
-        const char *next = memchr(answer_text_at(a, i), mark[0], a->pending.len - i);
-        if (!next)
-            break;
-        i = (size_t)(next - a->pending.data);
-        *found = answer_match(a, i, mark);
+        *found = MARK_NO;
+        for (int k = 0; k < 2 && *found != MARK_YES; k++) {
+            if (!marks[k] || *answer_text_at(a, i) != marks[k][0])
+                continue;
+            const enum mark_match m = answer_match(a, i, marks[k]);
+            *found = m == MARK_NO ? *found : m;
+            *second = k == 1;
+        }
         if (*found != MARK_NO)
             return i;
     }
@@ -71,6 +76,21 @@ static void give_text(struct answer *a, enum answer_kind kind, size_t end, bool 
 
 /* ---- what is around them ---- */
 
+static bool thinks_anywhere(const struct answer *a)
+{
+    return a->form.reasoning && a->thought->anywhere;
+}
+
+/* At its mark. */
+static bool begin_reasoning(struct answer *a, size_t i)
+{
+    a->at = i + strlen(a->thought->begin);
+    a->reasoned = a->labelled = false;
+    a->breaks = a->said[HARMONY_REASONING];
+    a->state = REASONING;
+    return true;
+}
+
 static bool read_beginning(struct answer *a)
 {
     const size_t i = answer_skip_space(a, a->at);
@@ -79,24 +99,53 @@ static bool read_beginning(struct answer *a)
         a->form.reasoning && near ? answer_match(a, i, a->thought->begin) : MARK_NO;
     if (m == MARK_PERHAPS)
         return false;
-    a->state = m == MARK_YES ? REASONING : LEADING;
     if (m == MARK_YES)
-        a->at = i + strlen(a->thought->begin);
+        return begin_reasoning(a, i);
+    a->state = LEADING;
+    return true;
+}
+
+/* The line behind the mark, if it is there. False: more text will tell. */
+static bool read_label(struct answer *a)
+{
+    const char *label = a->thought->label;
+    const size_t end = a->at + (label ? strlen(label) : 0);
+    if (a->labelled || !label)
+        return true;
+    enum mark_match m = answer_match(a, a->at, label);
+    if (m == MARK_YES && end < a->pending.len && *answer_text_at(a, end) != '\n')
+        m = answer_match(a, end, a->thought->end);
+    else if (m == MARK_YES && end == a->pending.len && !a->finished)
+        m = MARK_PERHAPS;
+    if (m == MARK_PERHAPS)
+        return false;
+    a->labelled = true;
+    if (m == MARK_YES)
+        a->at = skip_lines(a, end);
+    else if (a->finished && answer_may_be(a, a->at, label)) /* it is cut off */
+        a->at = a->pending.len;
     return true;
 }
 
 static bool read_reasoning(struct answer *a)
 {
     enum mark_match m;
+    bool calls = false;
+    const char *const marks[] = {a->thought->end, a->thought->anywhere ? a->syntax->open : NULL};
     if (!a->reasoned)
         a->at = skip_lines(a, a->at);
-    const size_t end = find(a, a->thought->end, &m);
-    a->reasoned |= end > a->at;
+    if (!read_label(a))
+        return false;
+    const size_t end = find(a, marks, &m, &calls);
+    if (end > a->at && !a->reasoned) {
+        answer_add_text(a, ANSWER_REASONING, "\n", a->breaks);
+        a->reasoned = a->said[HARMONY_REASONING] = true;
+    }
     give_text(a, ANSWER_REASONING, end, m == MARK_YES || !a->finished);
     if (m != MARK_YES)
         return false;
-    a->at = end + strlen(a->thought->end);
-    a->state = REASONED;
+    a->at = end + (calls ? 0 : strlen(a->thought->end));
+    a->state = calls ? CONTENT : REASONED;
     return true;
 }
 
@@ -105,14 +154,18 @@ static bool read_reasoned(struct answer *a)
     a->at = skip_lines(a, a->at);
     if (a->at == a->pending.len)
         return false;
-    a->state = LEADING;
-    return true;
+    const enum mark_match m =
+        a->thought->anywhere ? answer_match(a, a->at, a->thought->begin) : MARK_NO;
+    if (m == MARK_YES)
+        return begin_reasoning(a, a->at);
+    a->state = m == MARK_NO ? LEADING : a->state;
+    return m == MARK_NO;
 }
 
 static bool read_leading(struct answer *a)
 {
     if (!a->syntax->leads) {
-        a->state = a->syntax->open ? CONTENT : PLAIN;
+        a->state = a->syntax->open || thinks_anywhere(a) ? CONTENT : PLAIN;
         return true;
     }
     const size_t i = answer_skip_space(a, a->at);
@@ -132,9 +185,13 @@ static bool read_leading(struct answer *a)
 static bool read_content(struct answer *a)
 {
     enum mark_match m;
-    const size_t end = find(a, a->syntax->open, &m);
-    give_text(a, ANSWER_CONTENT, end, m == MARK_YES || !a->finished);
-    return m == MARK_YES && answer_call_begin(a, end);
+    bool thought = false;
+    const char *const marks[] = {a->syntax->open, thinks_anywhere(a) ? a->thought->begin : NULL};
+    const size_t end = find(a, marks, &m, &thought);
+    give_text(a, ANSWER_CONTENT, end, m == MARK_YES ? !thought : !a->finished);
+    if (m != MARK_YES)
+        return false;
+    return thought ? begin_reasoning(a, end) : answer_call_begin(a, end);
 }
 
 static bool read_plain(struct answer *a)

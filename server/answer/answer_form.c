@@ -114,10 +114,12 @@ static const struct answer_syntax syntaxes[ANSWER_CALLS_COUNT] = {
                              .may_stay_open = true},
 };
 
-/* Mistral's templates have no blanks around thoughts. */
+/* Mistral's templates have no blanks around thoughts. Gemma's write one that is empty in a line:
+ * <|channel>thought, a newline, <channel|>. */
 static const struct answer_thought thoughts[ANSWER_THOUGHTS_COUNT] = {
-    [ANSWER_THOUGHTS_TAGS] = {"<think>", "</think>", "\n</think>\n\n"},
-    [ANSWER_THOUGHTS_MISTRAL] = {"[THINK]", "[/THINK]", "[/THINK]"},
+    [ANSWER_THOUGHTS_TAGS] = {"<think>", "</think>", "\n</think>\n\n", NULL, false},
+    [ANSWER_THOUGHTS_MISTRAL] = {"[THINK]", "[/THINK]", "[/THINK]", NULL, false},
+    [ANSWER_THOUGHTS_GEMMA4] = {"<|channel>", "<channel|>", "<channel|>", "thought", true},
 };
 
 const char *answer_calls_name(enum answer_calls calls)
@@ -235,7 +237,7 @@ struct answer_form answer_form_of_template(const char *text, size_t n)
     if (contains(text, n, HARMONY_CHANNEL) && contains(text, n, HARMONY_MESSAGE))
         return harmony_form();
     struct answer_form f = {.calls = calls_of_template(text, n)};
-    /* the last one counts: [THINK] is in no text by chance */
+    /* the last one counts: neither [THINK] nor <|channel> is in a text by chance */
     for (size_t i = 0; i < ARRAY_LEN(thoughts); i++)
         if (contains(text, n, thoughts[i].begin) || contains(text, n, thoughts[i].end)) {
             f.reasoning = true;
@@ -248,6 +250,13 @@ struct answer_form answer_form_of_template(const char *text, size_t n)
 static bool says(const char *parser)
 {
     return strcmp(parser, "auto") != 0 && strcmp(parser, "none") != 0;
+}
+
+static enum answer_thoughts thoughts_named(const char *parser)
+{
+    if (strcmp(parser, "mistral") == 0)
+        return ANSWER_THOUGHTS_MISTRAL;
+    return strcmp(parser, "gemma4") == 0 ? ANSWER_THOUGHTS_GEMMA4 : ANSWER_THOUGHTS_TAGS;
 }
 
 enum status answer_form_choose(const struct answer_form *shown, const char *tools,
@@ -273,8 +282,7 @@ enum status answer_form_choose(const struct answer_form *shown, const char *tool
     if (strcmp(reasoning, "auto") != 0)
         f.reasoning = says(reasoning);
     if (says(reasoning))
-        f.thoughts =
-            strcmp(reasoning, "mistral") == 0 ? ANSWER_THOUGHTS_MISTRAL : ANSWER_THOUGHTS_TAGS;
+        f.thoughts = thoughts_named(reasoning);
     *out = f;
     return OK;
 }

@@ -35,6 +35,7 @@ enum answer_calls {
 enum answer_thoughts {
     ANSWER_THOUGHTS_TAGS,    /* <think> and </think> */
     ANSWER_THOUGHTS_MISTRAL, /* [THINK] and [/THINK], of Magistral and Ministral 3 */
+    ANSWER_THOUGHTS_GEMMA4,  /* <|channel>thought and <channel|>, which may come again */
     ANSWER_THOUGHTS_COUNT
 };
 
@@ -82,6 +83,8 @@ struct answer_frame {
 struct answer_thought {
     const char *begin, *end; /* its marks */
     const char *close;       /* `end` with blanks around it, where the model has not written it */
+    const char *label;       /* a line behind `begin` that is no thought; NULL: there is none */
+    bool anywhere;           /* not at the beginning only; and a call's mark ends it, too */
 };
 
 /* The words around calls. */

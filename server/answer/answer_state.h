@@ -48,7 +48,8 @@ struct answer {
     bool bare;                      /* calls have no mark */
     bool said[HARMONY_CONTENT + 1]; /* by kind: some of it has come */
     enum harmony_kind kind;         /* of the BODY: REASONING or CONTENT, */
-    bool breaks;                    /* which is a new line of what was said */
+    bool breaks;                    /* which is a new line of what was said; of thoughts, too */
+    bool labelled;                  /* the line behind the mark of thoughts is done with */
 
     struct buf pending;
     size_t at; /* what is before it in pending is done with */

@@ -107,8 +107,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                                      .content_open = data[0] & 128,
                                      .controls = data[1] & 1,
                                      .reasoning = data[0] & 8,
-                                     .thoughts = data[1] & 2 ? ANSWER_THOUGHTS_MISTRAL
-                                                             : ANSWER_THOUGHTS_TAGS,
+                                     .thoughts = data[1] & 2   ? ANSWER_THOUGHTS_MISTRAL
+                                                 : data[1] & 4 ? ANSWER_THOUGHTS_GEMMA4
+                                                               : ANSWER_THOUGHTS_TAGS,
                                      .reasoning_open = data[0] & 16,
                                      .drop_reasoning = data[0] & 32,
                                      .one_call = data[0] & 64};
