@@ -181,7 +181,7 @@ const struct options_row options_rows[] = {
      "tools may be called; --no-enable-auto-tool-choice refuses them"},
     {"tool-call-parser", NULL, COMMAND_SERVE, CHOICE, AT(tool_call_parser), 0, 0, "auto",
      "auto|none|hermes|llama3_json|mistral|openai|glm45|qwen3_coder|minimax_m2|deepseek_v3|"
-     "deepseek_v31",
+     "deepseek_v31|gemma4",
      "how the model writes calls of tools; auto: as its chat template shows them"},
     {"reasoning-parser", NULL, COMMAND_SERVE, CHOICE, AT(reasoning_parser), 0, 0, "auto",
      "auto|none|think|qwen3|deepseek_r1|glm45|mistral|gemma4|openai_gptoss",

@@ -470,10 +470,10 @@ static enum status write_responses(const void *text, struct err *err)
     return st;
 }
 
-static enum status read_answer(const void *text, struct err *err)
+/* A thought of one byte, and a call. */
+static enum status read_answer_of(const struct answer_form *form, const char *text, struct err *err)
 {
-    const struct answer_form form = {.calls = ANSWER_CALLS_HERMES, .reasoning = true};
-    struct answer *a = answer_open(&form, 0);
+    struct answer *a = answer_open(form, 0);
     if (!a)
         return base_fail(err, ERR_NOMEM, "answer: no memory");
     answer_push(a, text, strlen(text));
@@ -482,6 +482,19 @@ static enum status read_answer(const void *text, struct err *err)
     CHECK(failed || (answer_call_count(a) == 1 && answer_reasoning(a)->len == 1));
     answer_close(a);
     return failed ? base_fail(err, ERR_NOMEM, "answer: no memory") : OK;
+}
+
+static enum status read_answer(const void *text, struct err *err)
+{
+    const struct answer_form form = {.calls = ANSWER_CALLS_HERMES, .reasoning = true};
+    return read_answer_of(&form, text, err);
+}
+
+static enum status read_gemma(const void *text, struct err *err)
+{
+    const struct answer_form form = {
+        .calls = ANSWER_CALLS_GEMMA4, .reasoning = true, .thoughts = ANSWER_THOUGHTS_GEMMA4};
+    return read_answer_of(&form, text, err);
 }
 
 static enum status read_keys(const void *path, struct err *err)
@@ -713,6 +726,9 @@ static void test_requests(void **state)
                 "\"output_config\": {\"effort\": \"low\"}}");
     nomem_sweep("reply of messages", write_messages, &(struct told){false});
     nomem_sweep("stream of messages", write_messages, &(struct told){true});
+    nomem_sweep(
+        "answer of Gemma", read_gemma,
+        "<|channel>thought\na<channel|><|tool_call>call:f{a:<|\"|>b<|\"|>,c:1}<tool_call|>");
     nomem_sweep("answer", read_answer,
                 "<think>a</think>b<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": 1}}");
     nomem_sweep("request of a batch", read_batch_request,

@@ -257,9 +257,13 @@ TESTED_BY = {
                                    "tests/test_chat_open.c "
                                    "tests/blackbox/test_tools.py",
     "server/answer/call.c": "tests/test_answer.c tests/fuzz/fuzz_answer.c",
+    "server/answer/call_gemma.c": "tests/test_answer_gemma.c tests/fuzz/fuzz_answer.c "
+                                  "tests/blackbox/test_tools.py",
     "server/answer/call_tags.c": "tests/test_call_tags.c tests/fuzz/fuzz_answer.c "
                                  "tests/blackbox/test_tools.py",
     "server/answer/call_types.c": "tests/test_call_tags.c tests/blackbox/test_tools.py",
+    "server/answer/call_value.c": "tests/test_call_tags.c tests/test_answer_gemma.c "
+                                  "tests/fuzz/fuzz_answer.c",
     "server/answer/parts.c": "tests/test_answer_order.c tests/fuzz/fuzz_answer.c "
         "tests/test_nomem.c",
     "server/answer/harmony.c": "tests/test_answer.c tests/test_chat_open.c "

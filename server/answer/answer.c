@@ -212,6 +212,7 @@ static void read_all(struct answer *a)
         [MARKED] = answer_call_read_marked,
         [VALUE] = answer_call_read_value,
         [TAGGED] = answer_call_read_tagged,
+        [LOOSE] = answer_call_read_loose,
         [CLOSING] = answer_call_read_closing,
         [PLAIN] = read_plain,
         [HEADING] = answer_message_read_heading,
@@ -253,6 +254,7 @@ struct answer *answer_open(const struct answer_form *form, uint64_t key)
     a->state = first_state(a);
     buf_init(&a->pending, BYTES_MAX);
     buf_init(&a->tags.arguments, BYTES_MAX);
+    buf_init(&a->gemma.arguments, BYTES_MAX);
     parts_init(&a->parts, BYTES_MAX);
     return a;
 }
@@ -263,6 +265,7 @@ void answer_close(struct answer *a)
         return;
     buf_free(&a->pending);
     buf_free(&a->tags.arguments);
+    buf_free(&a->gemma.arguments);
     parts_free(&a->parts);
     free(a);
 }

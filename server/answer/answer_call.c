@@ -119,10 +119,10 @@ static size_t skip_name(const struct answer *a, size_t i)
     return i;
 }
 
-/* Before its arguments; the name is whole if more has come than it. */
+/* Before its arguments; the name is whole if more has come than it, or the prompt has said it. */
 static bool give_cut_name(struct answer *a, size_t begin, size_t end)
 {
-    const bool whole = end < a->pending.len;
+    const bool whole = end > begin && (end < a->pending.len || end == a->begun);
     memcpy(a->name, answer_text_at(a, begin), end - begin);
     a->name[whole ? end - begin : 0] = '\0';
     a->value = a->pending.len;
@@ -183,6 +183,62 @@ static bool read_framed(struct answer *a, size_t i)
     return a->finished && answer_call_give_cut(a, true);
 }
 
+static bool begin_loose(struct answer *a, size_t i)
+{
+    struct buf arguments = a->gemma.arguments;
+    buf_clear(&arguments);
+    a->gemma = (struct call_gemma_reader){.arguments = arguments};
+    a->value = i;
+    a->state = LOOSE;
+    return true;
+}
+
+/* call:NAME{...}; what has to be a call is held to JSON. */
+static bool read_called(struct answer *a, size_t i)
+{
+    const enum mark_match m = answer_match(a, i, CALL_GEMMA_BEFORE);
+    const size_t begin = i + strlen(CALL_GEMMA_BEFORE);
+    if (m == MARK_PERHAPS)
+        return false;
+    if (m == MARK_NO)
+        return a->forced && a->finished && answer_may_be(a, i, CALL_GEMMA_BEFORE)
+                   ? answer_call_give_cut(a, false)
+                   : answer_call_give_up(a, a->value);
+    const size_t end = skip_name(a, begin), brace = answer_skip_space(a, end);
+    if (end - begin > CALL_NAME_BYTES_MAX || brace - end > ANSWER_BLANKS_MAX)
+        return answer_call_give_up(a, a->value);
+    if (brace == a->pending.len && a->finished && a->forced)
+        return give_cut_name(a, begin, end);
+    if (brace == a->pending.len && !a->finished)
+        return false;
+    if (end == begin || brace == a->pending.len || *answer_text_at(a, brace) != '{')
+        return answer_call_give_up(a, a->value);
+    memcpy(a->name, answer_text_at(a, begin), end - begin);
+    a->name[end - begin] = '\0';
+    return a->forced ? answer_call_begin_value(a, brace) : begin_loose(a, brace);
+}
+
+bool answer_call_read_loose(struct answer *a)
+{
+    struct call call = {.name = ""};
+    struct call_gemma_reader *r = &a->gemma;
+    const struct call_gemma_tool tool = {a->name, a->form.types, a->form.types_len};
+    const enum mark_match m =
+        call_gemma_read(r, &tool, answer_text_at(a, a->value), a->pending.len - a->value);
+    a->failed |= r->no_memory || r->arguments.failed;
+    if (m == MARK_PERHAPS)
+        return a->finished && answer_call_give_up(a, a->pending.len);
+    if (m == MARK_NO || a->total == ANSWER_CALLS_MAX)
+        return answer_call_give_up(a, a->value + r->at);
+    memcpy(call.name, a->name, sizeof call.name);
+    call.arguments = r->arguments.data;
+    call.arguments_len = r->arguments.len;
+    answer_call_add(a, &call);
+    a->at = a->value + r->at;
+    a->state = CLOSING;
+    return true;
+}
+
 bool answer_call_read_marked(struct answer *a)
 {
     const size_t i = answer_skip_space(a, a->value);
@@ -202,6 +258,8 @@ bool answer_call_read_marked(struct answer *a)
         return begin_tags(a);
     if (a->syntax->frame)
         return read_framed(a, i);
+    if (a->syntax->quote)
+        return read_called(a, i);
     return a->syntax->varied && !a->in_list ? read_name(a, i) : answer_call_give_up(a, a->value);
 }
 

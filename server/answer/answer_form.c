@@ -1,5 +1,6 @@
 #include "server/answer/answer_form.h"
 
+#include "server/answer/call_gemma.h"
 #include "server/answer/call_tags.h"
 #include "server/answer/harmony.h"
 
@@ -47,6 +48,9 @@ static const struct call_tags minimax_tags = {.name = "<invoke name=\"",
 #define CALL_SEP DEEPSEEK("tool\u2581sep")
 #define FRAMES .open = CALLS_BEGIN, .close = CALLS_END, .last = CALLS_END, .may_stay_open = true
 
+#define GEMMA_CALL "<|tool_call>"
+#define GEMMA_END "<tool_call|>"
+
 static const struct answer_frame deepseek_v3 = {.begin = CALL_BEGIN,
                                                 .sep = CALL_SEP,
                                                 .end = CALL_END,
@@ -80,6 +84,16 @@ static const struct answer_syntax syntaxes[ANSWER_CALLS_COUNT] = {
                                    .again = CALL_BEGIN,
                                    .frame = &deepseek_v31,
                                    FRAMES},
+    [ANSWER_CALLS_GEMMA4] = {.name = "gemma4",
+                             .open = GEMMA_CALL,
+                             .close = GEMMA_END,
+                             .before = GEMMA_CALL CALL_GEMMA_BEFORE,
+                             .after = "",
+                             .end = "",
+                             .last = GEMMA_END,
+                             .again = GEMMA_END GEMMA_CALL CALL_GEMMA_BEFORE,
+                             .may_stay_open = true,
+                             .quote = CALL_GEMMA_QUOTE},
     [ANSWER_CALLS_LLAMA3] = {.name = "llama3_json",
                              .open = "<|python_tag|>",
                              .before = "{\"name\": \"",
@@ -168,6 +182,7 @@ void answer_form_marks(const struct answer_form *f, const char *marks[ANSWER_MAR
                                   s->frame ? s->frame->begin : NULL,
                                   s->frame ? s->frame->sep : NULL,
                                   s->frame ? s->frame->end : NULL,
+                                  s->quote,
                                   s->varied ? ANSWER_ARGS : NULL,
                                   s->varied ? ANSWER_CALL_ID : NULL,
                                   f->reasoning ? thoughts[f->thoughts].begin : NULL,
@@ -214,6 +229,8 @@ static enum answer_calls calls_of_template(const char *text, size_t n)
         return ANSWER_CALLS_GLM45;
     if (tagged && contains(text, n, "<function=") && contains(text, n, "<parameter="))
         return ANSWER_CALLS_QWEN3_CODER;
+    if (contains(text, n, GEMMA_CALL CALL_GEMMA_BEFORE))
+        return ANSWER_CALLS_GEMMA4;
     if (contains(text, n, CALL_BEGIN))
         return contains(text, n, "```json") ? ANSWER_CALLS_DEEPSEEK_V3 : ANSWER_CALLS_DEEPSEEK_V31;
     if (contains(text, n, "<function=") || contains(text, n, "<arg_key>")) /* of another kind */

@@ -28,6 +28,7 @@ enum answer_calls {
     ANSWER_CALLS_MINIMAX_M2,  /* within the tags of the model */
     ANSWER_CALLS_DEEPSEEK_V3, /* between marks (struct answer_frame), also of R1 */
     ANSWER_CALLS_DEEPSEEK_V31,
+    ANSWER_CALLS_GEMMA4, /* nearly JSON (call_gemma.h); one that has to be is JSON */
     ANSWER_CALLS_COUNT
 };
 
@@ -101,10 +102,12 @@ struct answer_syntax {
     bool varied;                  /* objects in a list, too, or a name and its arguments */
     const struct call_tags *tags; /* or name and arguments between these; NULL: not so */
     const struct answer_frame *frame; /* `open` and `close` are around all of these; NULL: not so */
+    const char
+        *quote; /* or they are as call_gemma.h has them, with texts between these; NULL: no */
 };
 
 /* "none", "hermes", "llama3_json", "mistral" (both), "openai", "glm45", "qwen3_coder",
- * "minimax_m2", "deepseek_v3", "deepseek_v31". named: false for any other name. */
+ * "minimax_m2", "deepseek_v3", "deepseek_v31", "gemma4". named: false for any other name. */
 const char *answer_calls_name(enum answer_calls calls);
 bool answer_calls_named(const char *name, enum answer_calls *out);
 const struct answer_syntax *answer_syntax(enum answer_calls calls);

@@ -10,6 +10,7 @@
 #ifndef TESSERA_SERVER_ANSWER_ANSWER_STATE_H
 #define TESSERA_SERVER_ANSWER_ANSWER_STATE_H
 
+#include "server/answer/call_gemma.h"
 #include "server/answer/call_tags.h"
 #include "server/answer/harmony.h"
 #include "server/answer/parts.h"
@@ -26,6 +27,7 @@ enum answer_state {
     MARKED,  /* `at` is where a call seems to begin, `value` behind its mark */
     VALUE,   /* its object is being read */
     TAGGED,  /* or its name and arguments, from `value` on */
+    LOOSE,   /* or its arguments, as Gemma writes them, from `value` on */
     CLOSING, /* behind it */
     PLAIN,   /* the rest is content */
     /* of the harmony format */
@@ -57,6 +59,7 @@ struct answer {
     size_t begun; /* so much of pending the prompt has said */
     struct call_scan scan;
     struct call_tags_reader tags;
+    struct call_gemma_reader gemma;
     char name[CALL_NAME_BYTES_MAX + 1]; /* "": the object has it */
 
     struct parts parts; /* since the last clear */
@@ -102,6 +105,7 @@ bool answer_call_give_cut(struct answer *a, bool named);
 bool answer_call_read_marked(struct answer *a);
 bool answer_call_read_value(struct answer *a);
 bool answer_call_read_tagged(struct answer *a);
+bool answer_call_read_loose(struct answer *a);
 bool answer_call_read_closing(struct answer *a);
 
 /* ---- messages (answer_message.c) ---- */

@@ -4,51 +4,7 @@
  * there. That is never far back, since only values are long, and those are no reason to give up. */
 #include "server/answer/call_tags.h"
 
-#include "server/answer/call_types.h"
-
-#include "config/jdoc.h"
-
-/* ---- values ---- */
-
-static bool is_word(const char *text, size_t n, const char *word)
-{
-    return n == strlen(word) && memcmp(text, word, n) == 0;
-}
-
-/* As JSON, or NULL: it is none. Constants may be Python's. */
-static const char *as_json(struct call_tags_reader *r, const char *text, size_t *n)
-{
-    static const char *const words[][2] = {{"True", "true"}, {"False", "false"}, {"None", "null"}};
-    struct jdoc_limits within = jdoc_limits_call; /* the object of all arguments */
-    struct jdoc *v = NULL;
-    struct err err;
-    for (; *n > 0 && call_is_space(*text); text++)
-        --*n;
-    while (*n > 0 && call_is_space(text[*n - 1]))
-        --*n;
-    for (size_t i = 0; i < ARRAY_LEN(words); i++)
-        if (is_word(text, *n, words[i][0])) {
-            *n = strlen(words[i][1]);
-            return words[i][1];
-        }
-    within.depth_max--;
-    const enum status st = jdoc_parse(text, *n, &within, "value", &v, &err);
-    jdoc_close(v);
-    r->no_memory |= st == ERR_NOMEM;
-    return st == OK ? text : NULL;
-}
-
-static void add_value(struct call_tags_reader *r, enum call_type type, const char *text, size_t n)
-{
-    size_t len = n;
-    const char *json = type == CALL_TYPE_TEXT ? NULL : as_json(r, text, &len);
-    if (json && type == CALL_TYPE_TEXT_OR_NULL && !is_word(json, len, "null"))
-        json = NULL;
-    if (json)
-        buf_add(&r->arguments, json, len);
-    else
-        buf_json(&r->arguments, text, n);
-}
+#include "server/answer/call_value.h"
 
 static void add_member(struct call_tags_reader *r, const struct call_tags_text *t, const char *text,
                        size_t end)
@@ -63,7 +19,8 @@ static void add_member(struct call_tags_reader *r, const struct call_tags_text *
     buf_puts(&r->arguments, r->arguments.len == 0 ? "{" : ", ");
     buf_json(&r->arguments, key, r->key_len);
     buf_puts(&r->arguments, ": ");
-    add_value(r, call_types_find(t->types, t->types_len, r->name, key, r->key_len), value, n);
+    call_value_add(&r->arguments, call_types_find(t->types, t->types_len, r->name, key, r->key_len),
+                   value, n, &r->no_memory);
 }
 
 /* ---- tags ---- */

@@ -154,7 +154,8 @@ static void set_answer(const struct chat_values *raw, const struct completion_ru
     buf_init(&r->answer_begin, ANSWER_BEGIN_BYTES_MAX);
     buf_init(&r->call_types, SIZE_MAX);
     buf_init(&r->prediction, SIZE_MAX);
-    if (answer_syntax(r->answer.calls)->tags)
+    const struct answer_syntax *syntax = answer_syntax(r->answer.calls);
+    if (syntax->tags || syntax->quote)
         call_types_add(raw->conversation.tools, &r->call_types);
     r->answer.types = r->call_types.data;
     r->answer.types_len = r->call_types.len;

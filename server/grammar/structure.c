@@ -163,8 +163,7 @@ static int32_t tail_of(const struct structure *s, struct grammar *g,
 {
     int32_t all = words->may_stay_open ? GRAMMAR_END : GRAMMAR_NEVER;
     if (*words->last && !(one_call && words->may_stay_open))
-        all =
-            grammar_either(g, all, grammar_text(g, words->last, strlen(words->last), GRAMMAR_END));
+        all = grammar_either(g, all, spell(s, g, words->last, GRAMMAR_END));
     if (!one_call && words->again)
         all = grammar_either(g, all, spell(s, g, words->again, names));
     return spell(s, g, words->end, all);

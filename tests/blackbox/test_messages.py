@@ -457,7 +457,7 @@ def test_reasoning(thinker):
         assert kinds(answer) == ["thinking", "text", "tool_use"]
     for answer in thinker.both("open", think=True):
         assert (thought(answer), text(answer)) == ("The sea.", "It rains.")
-    for answer in thinker.both("only", max_tokens=4):
+    for answer in thinker.both("only", max_tokens=12):
         assert (kinds(answer), answer.stop_reason) == (["thinking"], "max_tokens")
     for omitted in {"thinking": {"type": "adaptive", "display": "omitted"}}, \
             {"extra_body": {"include_reasoning": False}}:
@@ -469,7 +469,7 @@ def test_reasoning(thinker):
 
 def test_a_limit_within_a_call(qwen):
     """What is cut off is no call, but text."""
-    for answer in qwen.both("hermes0", tools=ANY, max_tokens=14):
+    for answer in qwen.both("hermes0", tools=ANY, max_tokens=12):
         assert (kinds(answer), answer.stop_reason) == (["text"], "max_tokens")
         assert text(answer) in SAID["hermes0"]
 

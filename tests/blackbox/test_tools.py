@@ -42,6 +42,19 @@ DEEPSEEK_V3 = (f"{ALL}{{% for c in calls %}}{{{{ '\n' if not loop.first }}}}{ONE
                f"{ONE_END}{{% endfor %}}{ALL_END}")
 DEEPSEEK_V31 = (f"{ALL}{{% for c in calls %}}{ONE}{{{{ c.name }}}}{SEP}"
                 f"{{{{ c.arguments | tojson }}}}{ONE_END}{{% endfor %}}{ALL_END}")
+# Texts stand between marks, and most names between none.
+CALL, CALL_END, CHANNEL, CHANNEL_END, QUOTE = (
+    "<|tool_call>", "<tool_call|>", "<|channel>", "<channel|>", '<|"|>')
+GEMMA4 = (f"{{% macro text(v) %}}{QUOTE}{{{{ v }}}}{QUOTE}{{% endmacro %}}"
+          "{% macro write(v, top) %}{% if v is string %}{{ text(v) }}{% elif v is mapping %}"
+          "{{ '{' }}{% for k, w in v.items() %}{{ ',' if not loop.first }}"
+          "{{ k if top else text(k) }}:{{ write(w, false) }}{% endfor %}}{% elif v is iterable %}["
+          "{% for w in v %}{{ ',' if not loop.first }}{{ write(w, false) }}{% endfor %}]"
+          "{% else %}{{ v | tojson }}{% endif %}{% endmacro %}"
+          f"{{% for c in calls %}}{CALL}call:{{{{ c.name }}}}{{{{ write(c.arguments, true) }}}}"
+          f"{CALL_END}{{% endfor %}}")
+GEMMA4_JSON = (f"{{% for c in calls %}}{CALL}call:{{{{ c.name }}}}{{{{ c.arguments | tojson }}}}"
+               f"{CALL_END}{{% endfor %}}")
 # By parser: forms of calls, and text that may come before them.
 FORMATS = {
     "hermes": {"hermes": (HERMES, "Let me see.")},
@@ -53,6 +66,7 @@ FORMATS = {
     "minimax_m2": {"minimax_m2": (MINIMAX, "Let me see.")},
     "deepseek_v3": {"deepseek_v3": (DEEPSEEK_V3, "Let me see.")},
     "deepseek_v31": {"deepseek_v31": (DEEPSEEK_V31, "Let me see.")},
+    "gemma4": {"gemma4": (GEMMA4, "Let me see."), "json": (GEMMA4_JSON, "Let me see.")},
 }
 # What a call that has to be begins with, up to any name, and up to the arguments.
 BEGINS = {"hermes": ('<tool_call>\n{"name": "', 'rain", "arguments":'),
@@ -60,15 +74,17 @@ BEGINS = {"hermes": ('<tool_call>\n{"name": "', 'rain", "arguments":'),
           "mistral": ('[TOOL_CALLS][{"name": "', 'rain", "arguments":'),
           "mistral_args": ("[TOOL_CALLS]", "rain[ARGS]"),
           "deepseek_v3": (f"{ALL}{ONE}function{SEP}", "rain\n```json\n"),
-          "deepseek_v31": (ALL + ONE, "rain" + SEP)}
+          "deepseek_v31": (ALL + ONE, "rain" + SEP), "gemma4": (f"{CALL}call:", "rain")}
 # Which are held to another form.
-HELD = {"glm45": HERMES, "qwen3_coder": HERMES,
-        "minimax_m2": HERMES.replace("tool_call", "minimax:tool_call")}
-for name, held in HELD.items():
+TAGGED = {"glm45": HERMES, "qwen3_coder": HERMES,
+          "minimax_m2": HERMES.replace("tool_call", "minimax:tool_call")}
+HELD = {**TAGGED, "gemma4": GEMMA4_JSON}
+for name, held in TAGGED.items():
     BEGINS[name] = (f'<{"minimax:" if held != HERMES else ""}tool_call>\n{{"name": "',
                     BEGINS["hermes"][1])
-# What is around thoughts: in Mistral's templates, control tokens and no blanks.
-THOUGHTS = {"hermes": ("<think>\n", "\n</think>\n\n"), "mistral_args": ("[THINK]", "[/THINK]")}
+# What is around thoughts: in Mistral's templates, control tokens and no blanks; in Gemma's, a word.
+THOUGHTS = {"hermes": ("<think>\n", "\n</think>\n\n"), "mistral_args": ("[THINK]", "[/THINK]"),
+            "gemma4": (f"{CHANNEL}thought\n", CHANNEL_END)}
 LLAMA3_SAYS = '{"name": function name, "parameters": dictionary of argument name and its value}'
 
 RAIN = {"name": "rain",
@@ -99,12 +115,12 @@ SCRIPTS = {parser: {f"{name}{i}": write_calls(form, calls)
                     for name, form in forms.items() for i, calls in enumerate(CALLS)}
            for parser, forms in FORMATS.items()}
 for parser, (begin, end) in THOUGHTS.items():
-    (form,) = FORMATS[parser].values()
+    form, *_ = FORMATS[parser].values()
     SCRIPTS[parser] |= {
         "thought": f"{begin}The sea,\n\nperhaps.{end}It rains.\n",
         "thought_call": f"{begin}I must look.{end}{write_calls(form, [TIDE])}",
         "open": f"The sea.{end}It rains.",
-        "only": f"{begin}For ever",
+        "only": f"{begin}For ever, and a day, and another day",
         "thought_form": f'{begin}The sea, perhaps.{end}{{"sky": "grey", "wind": 7.25}}',
         "open_form": f'The sea.{end.rstrip()}{{"sky": "grey", "wind": 7.25}}',
         "open_no": f"The sea.{end.rstrip()}No.",
@@ -179,7 +195,7 @@ def write_model(directory, parser, special=False, chat_template=None):
         *(AddedToken(name, special=True, normalized=False)
           for name in ("[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]", "<|python_tag|>",
                        "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", ALL, ALL_END, ONE,
-                       ONE_END, SEP))])
+                       ONE_END, SEP, CALL, CALL_END, CHANNEL, CHANNEL_END, QUOTE))])
     return parrot.write(directory / parser, document, "<|endoftext|>",
                         chat_template=chat_template or template(parser))
 
@@ -359,7 +375,7 @@ def test_a_call_that_has_to_be_and_is_cut_off(family, choice):
 
 
 def test_a_call_that_has_to_be_ends_reasoning(thinker):
-    ((name, (form, _)),) = thinker.forms.items()
+    (name, (form, _)), *_ = thinker.forms.items()
     call = {"name": "rain", "arguments": {}}
     whole, begin = write_calls((form, ""), [call]), "".join(BEGINS[name])
     text = whole[len(begin):]
@@ -483,8 +499,8 @@ def test_a_form_leaves_alone_what_is_in_it(family):
 def no_thought(family):
     """Whoever may reason may choose to where nothing else is likely."""
     begins = (family.server.post("/tokenize", {
-        "prompt": begin.strip(), "add_special_tokens": False}).json()["tokens"]
-        for begin, _ in THOUGHTS.values())
+        "prompt": begin.split("thought")[0].strip(),
+        "add_special_tokens": False}).json()["tokens"] for begin, _ in THOUGHTS.values())
     return {ids[0]: -100 for ids in begins if len(ids) == 1}
 
 
@@ -600,7 +616,7 @@ def test_texts_between_tags_are_what_the_schema_says(serve, tmp_path):
         "name": "rain", "parameters": {"type": "object", "properties": types}}}]
     for parser in HELD:
         each = Parrot(serve(write_model(tmp_path, parser), "--served-model-name", "m"))
-        (form,) = FORMATS[parser].values()
+        form, *_ = FORMATS[parser].values()
         for given in values, {**values, "note": "12", "zip": " true\n"}:
             text = write_calls(form, [{"name": "rain", "arguments": given}])
             for choice in each.both(text=text, tools=tools):
@@ -628,7 +644,7 @@ def test_reasoning_that_the_prompt_has_opened(thinker):
 def test_reasoning_without_end(thinker):
     choice = thinker.ask("only").choices[0]
     assert choice.message.content is None and choice.finish_reason == "stop"
-    assert choice.message.model_extra["reasoning"] == "For ever"
+    assert choice.message.model_extra["reasoning"] == "For ever, and a day, and another day"
 
 
 def test_reasoning_before_calls(thinker):

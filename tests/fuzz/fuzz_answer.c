@@ -114,8 +114,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                                      .drop_reasoning = data[0] & 32,
                                      .one_call = data[0] & 64};
     const char *text = (const char *)data + 2;
-    if (answer_syntax(calls)->tags && !utf8_is_valid(text, size - 2))
-        return 0; /* texts between tags become JSON, which wants them as answer_push does */
+    const struct answer_syntax *syntax = answer_syntax(calls);
+    if ((syntax->tags || syntax->quote) && !utf8_is_valid(text, size - 2))
+        return 0; /* texts without quotes become JSON, which wants them as answer_push does */
     read_parts(&form, text, size - 2, TEXT_MAX, 0, whole);
     for (size_t most = 1; most < 40; most += 13) {
         read_parts(&form, text, size - 2, most, data[1], pieces);
