@@ -114,6 +114,10 @@ def held_form(name, form):
 SCRIPTS = {parser: {f"{name}{i}": write_calls(form, calls)
                     for name, form in forms.items() for i, calls in enumerate(CALLS)}
            for parser, forms in FORMATS.items()}
+for parser, forms in FORMATS.items():  # calls that have been begun
+    (parser_form, _), *_ = forms.values()
+    SCRIPTS[parser]["begun"] = write_calls((held_form(parser, parser_form), ""), [RAIN, TIDE])[
+        len(BEGINS[parser][0]):]
 for parser, (begin, end) in THOUGHTS.items():
     form, *_ = FORMATS[parser].values()
     SCRIPTS[parser] |= {
@@ -446,6 +450,14 @@ def test_several_calls_that_have_to_be(family):
         for each in family.both(text=whole[len(begin):], begin=begin, tools=ANY,
                                 tool_choice="required", parallel_tool_calls=parallel):
             check_calls(each, "", wanted)
+
+
+def test_calls_that_have_to_be_in_control_tokens(family):
+    """Between calls and behind the last one there may be such tokens, and there the answer ends."""
+    (name, _), *_ = family.forms.items()
+    calls = [RAIN] if name == "llama3_json" else [RAIN, TIDE]
+    for each in family.both("begun", begin=BEGINS[name][0], tools=ANY, tool_choice="required"):
+        check_calls(each, "", calls)
 
 
 def test_parameters_that_cannot_be_kept_to(qwen):
