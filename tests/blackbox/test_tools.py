@@ -732,6 +732,22 @@ def test_marks_of_thoughts_by_name(serve, tmp_path):
         assert each.ask(text=said).choices[0].message.content == said
 
 
+def test_gemma4_by_name(serve, tmp_path):
+    """Where the template shows something else; the marks are letters here."""
+    each = Parrot(serve(write_model(tmp_path, "hermes"), "--served-model-name", "m",
+                        "--tool-call-parser", "gemma4", "--reasoning-parser", "gemma4"))
+    assert "calls of tools: gemma4; reasoning: <|channel>" in each.server.log
+    begin, end = THOUGHTS["gemma4"]
+    said = f"{begin}{end}{begin}The sea.\n{end}Let me see.{write_calls((GEMMA4, ''), [RAIN, TIDE])}"
+    for choice in each.both(text=said, tools=TOOLS):
+        check_calls(choice, "Let me see.", [RAIN, TIDE])
+        assert choice.message.model_extra["reasoning"] == "The sea."
+    broken = f"{CALL}call:rain{{where:{QUOTE}here}}{CALL_END}"
+    for choice in each.both(text=f"{begin}{end}{broken}", tools=TOOLS):
+        assert (choice.message.content, choice.finish_reason) == (broken, "stop")
+        assert not choice.message.model_extra
+
+
 @pytest.mark.parametrize("choice, wanted", [
     ("any", "must be none, auto, required or a function"),
     ({"type": "function", "function": {"name": "wind"}}, "is none of the tools"),
