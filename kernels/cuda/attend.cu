@@ -429,7 +429,6 @@ static void run(struct cuda_backend *c, struct view out, struct cview qkv, const
                             kv_place_of(&kv->spec, layer),
                             h->kv_of,
                             h->heads,
-                            h->heads + 2 * backend_kv_given(h),
                             how->window > 0 ? how->window : INT32_MAX,
                             how->scale * ATTEND_LOG2E,
                             how->softcap * ATTEND_LOG2E,
@@ -440,7 +439,8 @@ static void run(struct cuda_backend *c, struct view out, struct cview qkv, const
                             rows->apart,
                             how->sink,
                             nullptr,
-                            rope};
+                            rope,
+                            h->heads + 2 * backend_kv_given(h)};
     const size_t place =
         (size_t)h->heads * SPLITS * ((size_t)h->head_dim + ATTEND_PARTIAL_MORE) * sizeof(float);
     const size_t tickets = c->partial.bytes / 2048 / 16 * 16;

@@ -26,7 +26,7 @@ struct attend_args {
     struct rows rows;
     struct kv_place kv;
     const int32_t *kv_of; /* ascending */
-    int32_t heads, given; /* given: heads of a row of qkv, of q, k and v, or of q alone */
+    int32_t heads;
     int32_t window;       /* INT32_MAX: none */
     float scale, softcap; /* scores are powers of two, so both are times log2(e) */
     float *partial;       /* [places][heads][SPLITS][dim + 4]: output, maximum, sum; or NULL */
@@ -37,6 +37,7 @@ struct attend_args {
     const float *sink; /* [heads]; NULL: there is none */
     int32_t *tickets;  /* [places][kv heads]: blocks that are done; zero between launches */
     struct attend_rope rope;
+    int32_t given; /* heads of a row of qkv: of q, k and v, or of q alone */
 };
 
 /* numerics_sink, of powers of two. */
