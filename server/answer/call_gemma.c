@@ -34,7 +34,7 @@ static enum mark_match skip_space(struct call_gemma_reader *r, const char *text,
                                                     : MARK_YES;
 }
 
-static enum mark_match open(struct call_gemma_reader *r, char brace)
+static enum mark_match open_brace(struct call_gemma_reader *r, char brace)
 {
     if (r->depth == CALL_GEMMA_DEPTH_MAX)
         return MARK_NO;
@@ -49,7 +49,7 @@ static bool is_close(const struct call_gemma_reader *r, char c)
     return c == (in_list(r) ? ']' : '}');
 }
 
-static enum mark_match close(struct call_gemma_reader *r)
+static enum mark_match close_brace(struct call_gemma_reader *r)
 {
     buf_puts(&r->arguments, in_list(r) ? "]" : "}");
     r->lists >>= 1;
@@ -57,8 +57,8 @@ static enum mark_match close(struct call_gemma_reader *r)
     return go_on(r, r->depth == 0 ? CALL_GEMMA_WHOLE : CALL_GEMMA_AFTER, r->at + 1);
 }
 
-/* What is written in `len` bytes from r->begin on, and at `inner` without quotes, has ended, and
- * goes on at `at`. */
+/* A name or a value has been read, without quotes the `len` bytes from `inner` on; the text goes on
+ * at `at`. */
 static enum mark_match end_token(struct call_gemma_reader *r, size_t inner, size_t len, size_t at)
 {
     if (r->names) {
@@ -81,11 +81,11 @@ static enum mark_match read_item(struct call_gemma_reader *r, const char *text, 
     const char c = text[r->at];
     const bool name = r->depth > 0 && !in_list(r) && r->state != CALL_GEMMA_VALUE;
     if (r->depth == 0)
-        return c == '{' ? open(r, c) : MARK_NO;
+        return c == '{' ? open_brace(r, c) : MARK_NO;
     if (r->state == CALL_GEMMA_FIRST && is_close(r, c))
-        return close(r);
+        return close_brace(r);
     if (!name && (c == '{' || c == '['))
-        return open(r, c);
+        return open_brace(r, c);
     const enum mark_match quote = mark_match(text + r->at, n - r->at, CALL_GEMMA_QUOTE, false);
     if (quote == MARK_PERHAPS)
         return quote;
@@ -157,7 +157,7 @@ static enum mark_match read_after(struct call_gemma_reader *r, const char *text,
     if (r->state == CALL_GEMMA_COLON)
         return text[r->at] == ':' ? go_on(r, CALL_GEMMA_VALUE, r->at + 1) : MARK_NO;
     if (is_close(r, text[r->at]))
-        return close(r);
+        return close_brace(r);
     if (text[r->at] != ',')
         return MARK_NO;
     buf_puts(&r->arguments, ", ");
