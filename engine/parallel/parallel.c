@@ -212,10 +212,11 @@ enum status parallel_layer_inputs(struct parallel *p, struct view out, struct vi
     const struct flow *f = p->flow;
     const struct flow_linear *l = &p->now->linear[PLAN_LAYER_INPUTS];
     const struct matrix in = of_step(p, l->in), made = of_step(p, l->out);
-    struct view used, moved, y = part_of(p, &made, &l->product, source(p, &l->after, p->product));
+    struct view used, moved;
+    TRY(move(p, &in, &l->before, x.data, &used, err));
+    const struct view y = part_of(p, &made, &l->product, source(p, &l->after, p->product));
     const struct view found = view_f32(p->found, y.rows, y.cols);
     const int32_t layers = y.cols / f->inputs.dim; /* of this rank */
-    TRY(move(p, &in, &l->before, x.data, &used, err));
     TRY(backend_linear(p->b, y, cview_of(used), inputs->weight.local, err));
     if (layers > 0) {
         const struct view each = view_f32(y.data, y.rows * layers, f->inputs.dim);
