@@ -20,7 +20,8 @@ Where all heads are normed together, the ranks that have the same rows in attent
 every head, over one axis of the heads after the other.
 Models with latents (tp1d_bytes) are mixtures, which 1d and 1d_sp have alone: either completes the
 latents of all rows on every rank.  Models with layers that recur have these two, too; such layers
-move what those that attend do.
+move what those that attend do.  So have those whose layers take rows of their own of each token: in
+1d_sp a rank makes its layers' of all rows, and gets all layers' of its own.
 """
 
 import argparse
@@ -147,7 +148,9 @@ def sequence_parallel(shape, ranks, rank, rows, sampled):
     head = (len(sampled) - rows.among(sampled, at)) * width
     head += len(sampled) * (shape.vocab - size(shape.vocab, at))
     latents = tp1d_bytes.latent_gather_bytes(shape, ranks, rank, rows.count)
-    return (WORD * (scatter + shape.layers * 2 * (gather + scatter) + head) +
+    inputs = tp1d_bytes.input_gather_bytes(shape, ranks, rank, own)
+    inputs += WORD * gather * (shape.inputs.columns > 0)
+    return (WORD * (scatter + shape.layers * shape.sums * (gather + scatter) + head) + inputs +
             shape.layers * (squares(shape, rows.count, at) + latents))
 
 

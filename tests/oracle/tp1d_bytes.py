@@ -30,7 +30,7 @@ Gemma 4's layers without a window have other heads, of another size and of fewer
 which are cut alike; where keys and values are one product it is held twice, as both.  A factor of
 each layer is replicated.  Its mixtures have an MLP beside the experts of each layer, whose sum is
 another all-reduce; factors of experts and gains of the router are replicated.  The last layers of
-its small models make queries alone, of other layers' keys and values, and have wider MLPs.  There
+its small models make queries alone, of sampled rows, and have wider MLPs.  There
 each layer takes, of each token, a row of its own: in front of all layers a rank makes those of some
 layers, by the balanced rule, of a table and of the embeddings, and an all-gather in fp32 completes
 them; what a layer makes of its row is replicated.
@@ -53,8 +53,6 @@ GEMMA3 = {  # what a multimodal checkpoint's text_config need not say
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
 }
-
-
 RECURRENT = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 SHARED = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "mistral4", "glm4_moe", "dots1",
           "ernie4_5_moe", "exaone_moe", "solar_open")  # mixtures whose first layers may be dense
@@ -346,9 +344,12 @@ def step_bytes(shape, ranks, rank, rows, sampled, elem_size=4,
     layers = shape.layers * shape.joint_norm
     latents = shape.layers * bool(shape.latent)
     inputs = calls * (shape.inputs.columns > 0)
+    last = shape.sharing.local + shape.sharing.wide  # go on with sampled rows alone
+    few = all_reduce_bytes(sampled * shape.hidden, ranks, rank, elem_size, oneshot_max_bytes)
     return {
         "embedding all_reduce": (calls, one),
-        "layer all_reduce": (calls * shape.sums * shape.layers, shape.sums * shape.layers * one),
+        "layer all_reduce": (calls * shape.sums * (shape.layers - last * (sampled == 0)),
+                             shape.sums * ((shape.layers - last) * one + last * few)),
         "norm all_reduce": (calls * layers, layers * squares),
         "latent all_gather": (calls * latents, latents * latent_gather_bytes(shape, ranks, rank,
                                                                              rows)),
@@ -558,6 +559,9 @@ def check_communication():
     expect("Gemma 4 E2B, P=8, sums of a row", step["layer all_reduce"], (70, 70 * 7 * 1536 * 4))
     # 35 layers on eight ranks: the fourth has those from 13 to 16.
     expect("the same, inputs of a row", step["input all_gather"], (1, 31 * 256 * 4))
+    # Of nine rows one is sampled, or none: the last 20 layers sum that one.
+    expect("of nine", [step_bytes(GEMMA4_E2B, 8, 3, 9, n)["layer all_reduce"] for n in (1, 0)],
+           [(70, (30 * 9 + 40) * 7 * 1536 * 4), (30, 30 * 9 * 7 * 1536 * 4)])
     # Top-k 40 moves 3 * (32 + 8 + 8 * 40) bytes a row, greedy 3 * 32.
     expect("P=4, top-k 40", election_bytes([places(128256, top_k=40)], 4), (2, 1080))
     expect("P=4, greedy", election_bytes([places(128256, temperature=0)], 4), (1, 96))
@@ -679,8 +683,8 @@ def check_memory():
                    + 5 * (2 * 16 + 2 * 2) * 512 + 30 * (7 + 1 + 128) + 1)
            + 30 * (128 + 1) + 2 * (25 * 256 + 5 * 512))
     # A quarter: 176 of an expert's columns, 528 of the MLP's.
-    held = weight_elements(GEMMA4_26B, 4, 3)
-    expect("Gemma 4 26B, P=4, down", held["down"], 30 * 2816 * (128 * 176 + 528))
+    expect("Gemma 4 26B, P=4, down", weight_elements(GEMMA4_26B, 4, 3)["down"],
+           30 * 2816 * (128 * 176 + 528))
     # A KV head of 512 is on two ranks: 25 layers of two of 256, 5 of one.
     expect("the same, KV bytes per token in bf16", kv_bytes_per_token(GEMMA4_26B, 4, 3, 2),
            2 * 2 * (25 * 2 * 256 + 5 * 512))
@@ -697,19 +701,14 @@ def check_memory():
            (35 * 5 + 1) * 1536 + 28 * 256 + 7 * 512 + 12 * 256 + 3 * 512)
     expect("its KV bytes per token in bf16", kv_bytes_per_token(GEMMA4_E2B, 1, 0, 2), 18432)
     # 35 layers on eight ranks: the last has five of them, and all that makes something of them.
-    held = weight_elements(GEMMA4_E2B, 8, 7)
-    expect("Gemma 4 E2B, P=8, inputs", held["inputs"],
+    expect("Gemma 4 E2B, P=8, inputs", weight_elements(GEMMA4_E2B, 8, 7)["inputs"],
            (262144 + 1536) * 5 * 256 + 256 + 35 * 2 * 256 * 1536)
-    expect("the same, queries and O", held["qkv"] + held["o"],
-           1536 * (28 * 2 * 256 + 7 * 2 * 512 + 12 * 2 * 256 + 3 * 2 * 512))
     # 24 layers have keys and values, 20 of them a window; all MLPs are as wide.
     whole = weight_elements(GEMMA4_E4B, 1, 0)
     expect("Gemma 4 E4B elements", sum(whole.values()),
            262144 * (2560 + 42 * 256) + 42 * (3 * 10240 + 3 * 256 + 5) * 2560 + 2560 + 42
            + (35 * 16 * 256 + 7 * 16 * 512 + 2 * 2 * (20 * 256 + 4 * 512)) * 2560
            + 35 * 256 + 7 * 512 + 20 * 256 + 4 * 512 + 256)
-    expect("Gemma 4 E4B, P=2, KV bytes per token in bf16",
-           kv_bytes_per_token(GEMMA4_E4B, 2, 1, 2), 2 * 2 * (20 * 256 + 4 * 512))
     # As transformers writes them, and what is left out.
     text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 42,
             "num_key_value_heads": 2, "num_kv_shared_layers": 18}
