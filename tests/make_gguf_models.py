@@ -115,6 +115,18 @@ MODELS = {
     "gemma4_q8_0": ("Q8_0", "gemma4_text", {
         **TWO_SIZES, "num_hidden_layers": 6, "attention_k_eq_v": True,
         "rope_parameters": two_rotations(1.0)}),
+    "gemma4_moe": ("BF16", "gemma4_text", {
+        **TWO_SIZES, "num_hidden_layers": 3, "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1, "enable_moe_block": True, "num_experts": 6,
+        "top_k_experts": 2, "moe_intermediate_size": 32, "final_logit_softcapping": 30.0,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+        "rope_parameters": two_rotations(0.25)}),
+    "gemma4_small": ("F16", "gemma4_text", {
+        **TWO_SIZES, "num_hidden_layers": 7, "num_kv_shared_layers": 3,
+        "use_double_wide_mlp": True, "hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": 64,
+        "layer_types": (["sliding_attention"] * 2 + ["full_attention"]) * 2 + ["full_attention"],
+        "rope_parameters": two_rotations(0.25)}),
     "phi3": ("BF16", "phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 64,
                               "sliding_window": 40, "tie_word_embeddings": False}),
     "granite": ("BF16", "granite", {

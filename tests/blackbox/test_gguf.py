@@ -105,24 +105,37 @@ EXACT = ("correction_bias", ".A_log", ".linear_attn.norm.weight")
 EXACT_ROUTERS = ["ernie4_5_moe"]
 
 
+def by_expert(tensor, values):
+    """Tensors of each expert, where transformers has one of all, as it does in Gemma 4."""
+    base, _, part = tensor.rpartition(".experts.")
+    if part not in ("gate_up_proj", "down_proj"):
+        return {tensor: values}
+    parts = {part: values}
+    if part == "gate_up_proj":
+        parts = dict(zip(("gate_proj", "up_proj"), numpy.split(values, 2, axis=1)))
+    return {f"{base}.experts.{e}.{name}.weight": one for name, every in parts.items()
+            for e, one in enumerate(every)}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_tensor_comes_back(tmp_path, name):
     known = read_known(name)
     guesses = (f"model.layers.{known['config']['num_hidden_layers']}.", "mtp.")  # left out
-    tensors = {tensor: shape for tensor, shape in known["tensors"].items()
-               if not tensor.startswith(guesses)}
+    tensors = {}
+    for tensor, shape in known["tensors"].items():
+        if not tensor.startswith(guesses):
+            tensors.update(by_expert(tensor, corpus.values(tensor, shape)))
     codes = known["type"] == "Q8_0"
     said = converted(name, tmp_path / "model", *(["--dtype", "float32"] if codes else []))
     found = fp8.read(tmp_path / "model")
     kind = "F32" if codes else known["type"]
     assert f"{len(found)} tensors of {kind}" in said
     assert sorted(found) == sorted(tensors)
-    for tensor, shape in tensors.items():
+    for tensor, wanted in tensors.items():
         exact = tensor.endswith(EXACT) or (tensor.endswith("mlp.gate.weight") and
                                            known["config"]["model_type"] in EXACT_ROUTERS)
         assert found[tensor].dtype == fp8.TYPES["F32" if exact else kind], tensor
-        wanted = corpus.values(tensor, shape)
-        if codes and len(shape) == 2 and not tensor.endswith("mlp.gate.weight"):
+        if codes and wanted.ndim == 2 and not tensor.endswith("mlp.gate.weight"):
             wanted = coded(tensor, wanted, known["config"])
         if tensor.endswith(".A_log"):
             assert found[tensor] == pytest.approx(wanted, abs=3e-7), tensor
@@ -534,18 +547,34 @@ def test_gemma4_part_that_turns(tmp_path, turning):
      "values for model.layers.5.self_attn.k_proj.weight, got 32 x 32"),
     ("gemma4_kv", KV_HEADS, whole_values(1, 2, 1),
      f"{KV_HEADS}: expected as many in all layers, where all have values of their own, got"),
-    ("gemma4", "gemma4.feed_forward_length", whole_values(64, 64, 64, 64, 128, 128),
-     "gemma4.feed_forward_length: expected an integer, got something else"),
+    *((name, "gemma4.feed_forward_length", columns, "gemma4.feed_forward_length: expected an "
+       "integer, or one of each layer, twice as many where layers share, got something else")
+      for name, columns in (("gemma4", whole_values(64, 64, 64, 64, 128, 128)),
+                            ("gemma4_small", whole_values(64, 64, 64, 64, 128, 128)),
+                            ("gemma4_small", whole_values(64, 64, 64, 64, 128, 128, 64)),
+                            ("gemma4_small", whole_values(64, 64, 64, 64, 96, 96, 96)),
+                            ("gemma4_small", whole_values(64, 64, 64, 128, 128, 128, 128)),
+                            ("gemma4_small", real_value(64)))),
     ("gemma4", "gemma4.embedding_length_per_layer_input", whole_value(8),
-     "hidden_size_per_layer_input"),
-    ("gemma4", "gemma4.attention.shared_kv_layers", whole_value(2), "num_kv_shared_layers"),
+     "per_layer_token_embd.weight: expected a matrix, got nothing"),
+    ("gemma4", "gemma4.attention.shared_kv_layers", whole_value(1), "num_kv_shared_layers"),
+    ("gemma4_small", "gemma4.attention.shared_kv_layers", whole_value(2),
+     "gemma4.feed_forward_length: expected an integer, or one of each layer"),
+    ("gemma4_small", "gemma4.embedding_length_per_layer_input", whole_value(0),
+     "no such tensor in a model of this kind"),
+    ("gemma4_moe", "gemma4.expert_count", whole_value(5),
+     "expected 5 x 32 values for model.layers.0.router.proj.weight, got 6 x 32"),
+    ("gemma4_moe", "gemma4.expert_count", whole_value(0), "no such tensor in a model of this kind"),
+    ("gemma4_moe", "gemma4.expert_used_count", whole_value(7), "top_k_experts"),
+    ("gemma4_moe", "gemma4.expert_feed_forward_length", whole_value(16),
+     "expected 16 x 32 values for model.layers.0.experts.0.gate_proj.weight, got 32 x 32"),
     ("gemma4", "gemma4.rope.freq_base", real_value(float("inf")), "gemma4.rope.freq_base: expected "
      "a finite number"),
     *(("gemma4", f"gemma4.{key}", whole_value(8), f"gemma4.{key}: expected an integer from {wanted}"
        f" to {wanted}, got another")
       for key, wanted in (("attention.value_length", 32), ("attention.value_length_swa", 16),
                           ("rope.dimension_count", 32), ("rope.dimension_count_swa", 16))),
-], ids=range(17))
+], ids=range(28))
 def test_gemma4_refused(tmp_path, name, key, value, said):
     assert_refused(with_value(tmp_path, name, key, value), tmp_path / "out", said)
 
@@ -568,18 +597,48 @@ def test_gemma4_refused(tmp_path, name, key, value, said):
      "no tensor for model.layers.0.self_attn.v_proj.weight"),
     ("gemma4_kv", [(b"blk.2.attn_v.weight", b"blk.2.attn_w.weight")],
      "no such tensor in a model of this kind"),
+    ("gemma4_moe", lost(b"gemma4.expert_used_count"), "top_k_experts"),
+    *(("gemma4_moe", [(f"blk.2.{name}".encode(), f"blk.2.{name[:-1]}_".encode())],
+       f"no tensor for model.layers.2.{lost}")
+      for name, lost in (("ffn_gate_inp.scale", "router.scale"),
+                         ("ffn_down_exps.scale", "router.per_expert_scale"),
+                         ("pre_ffw_norm_2.weight", "pre_feedforward_layernorm_2.weight"),
+                         ("post_ffw_norm_1.weight", "post_feedforward_layernorm_1.weight"))),
+    ("gemma4_small", [(b"blk.6.inp_gate.weight", b"blk.6.inp_gave.weight")],
+     "no tensor for model.layers.6.per_layer_input_gate.weight"),
+    ("gemma4_small", [(b"blk.3.attn_k.weight", b"blk.3.attn_j.weight")],
+     "no tensor for model.layers.3.self_attn.k_proj.weight"),
     ("gemma4", [(b"blk.3.layer_output_scale.weight", b"blk.3.layer_output_scape.weight")],
      "no tensor for model.layers.3.layer_scalar")])
 def test_gemma4_damaged(tmp_path, name, changes, said):
     assert_refused(damaged(tmp_path, name, *changes), tmp_path / "out", said)
 
 
-@pytest.mark.parametrize("key, value, said", [
-    ("gemma4.rope.scaling.type", struct.pack("<IQ", 8, 6) + b"linear",
-     "gemma4.rope.scaling.type: expected nothing, got something else"),
-    ("gemma4.expert_count", whole_value(8), "enable_moe_block")])
-def test_gemma4_more_keys_refused(tmp_path, key, value, said):
-    assert_refused(with_keys(tmp_path, "gemma4", (key, value)), tmp_path / "out", said)
+def test_gemma4_more_keys_refused(tmp_path):
+    key = "gemma4.rope.scaling.type"
+    path = with_keys(tmp_path, "gemma4", (key, struct.pack("<IQ", 8, 6) + b"linear"))
+    assert_refused(path, tmp_path / "out", f"{key}: expected nothing, got something else")
+
+
+def test_gemma4_keys_of_layers_that_share(serve, tmp_path):
+    """A file may have tensors for them of layers that have those of others; nobody reads them."""
+    path = with_value(tmp_path, "gemma4_kv", "gemma4.attention.shared_kv_layers", whole_value(1))
+    done = convert(path, tmp_path / "model", "--dtype", "float32")
+    assert done.returncode == 0, done.stderr
+    assert "model.layers.2.self_attn.k_proj.weight" not in fp8.read(tmp_path / "model")
+    original = write_original(tmp_path / "original", "gemma4_kv")
+    config = json.loads((original / "config.json").read_text())
+    (original / "config.json").write_text(json.dumps({**config, "num_kv_shared_layers": 1}))
+    wanted, _ = llama_numpy.greedy(original, PROMPT, 24)
+    assert serve(tmp_path / "model", "-tp", 2).token_ids(PROMPT, 24) == wanted
+    assert wanted != read_known("gemma4_kv")["answers"]["tokens"]
+
+
+def test_gemma4_mixture(tmp_path):
+    converted("gemma4_moe", tmp_path / "model")
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    assert [config[key] for key in ("enable_moe_block", "num_experts", "top_k_experts",
+                                    "moe_intermediate_size")] == [True, 6, 2, 32]
 
 
 def test_more_tokens_than_rows(tmp_path):

@@ -157,6 +157,13 @@ int64_t gguf_arch_guessing(const struct gguf *g, const struct gguf_arch *a)
     return said && n > 0 && n < GGUF_ARCH_LAYERS_MAX ? n : 0;
 }
 
+int64_t gguf_arch_sharing(const struct gguf *g, const struct gguf_arch *a)
+{
+    int64_t n = 0;
+    const bool said = gguf_int(gguf_arch_get(g, a, "attention.shared_kv_layers"), &n);
+    return said && n > 0 && n < GGUF_ARCH_LAYERS_MAX ? n : 0;
+}
+
 int64_t gguf_arch_blocks(const struct gguf *g, const struct gguf_arch *a)
 {
     int64_t blocks = 0;

@@ -48,6 +48,8 @@ enum status gguf_arch_int(const struct gguf *g, const struct gguf_arch *a, const
 int64_t gguf_arch_guessing(const struct gguf *g, const struct gguf_arch *a);
 /* All layers, with those; 0: the file does not say. */
 int64_t gguf_arch_blocks(const struct gguf *g, const struct gguf_arch *a);
+/* The last layers that have the keys and values of others. */
+int64_t gguf_arch_sharing(const struct gguf *g, const struct gguf_arch *a);
 /* The factors of a tensor of rotations; 0: the file has none of this name, -1: of a wrong shape,
  * ERR_MODEL. */
 int32_t gguf_arch_factors(const struct gguf *g, const char *name, float out[GGUF_ARCH_PAIRS_MAX],

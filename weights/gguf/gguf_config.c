@@ -41,7 +41,7 @@ static const struct key_row key_rows[] = {
     {"num_attention_heads", "attention.head_count", WHOLE, NEEDED, NULL},
     {"num_key_value_heads", "attention.head_count_kv", WHOLE, LEFT_OUT,
      "!" GGUF_ARCH_DEEPSEEKS GGUF_ARCH_GEMMA4},
-    {"intermediate_size", "feed_forward_length", WHOLE, NEEDED, "!" HYBRID_QWENS},
+    {"intermediate_size", "feed_forward_length", WHOLE, NEEDED, "!" HYBRID_QWENS GGUF_ARCH_GEMMA4},
     {"intermediate_size", "feed_forward_length", WHOLE, LEFT_OUT, HYBRID_QWENS}, /* not theirs */
     {"moe_intermediate_size", "expert_feed_forward_length", WHOLE, NEEDED,
      QWENS GLMS SCORED ERNIES},
@@ -49,6 +49,9 @@ static const struct key_row key_rows[] = {
      " qwen2moe " HYBRID_QWENS},
     {"num_experts", "expert_count", WHOLE, NEEDED, QWENS " exaone-moe "},
     {"num_local_experts", "expert_count", WHOLE, NEEDED, " mixtral "},
+    {"num_experts", "expert_count", WHOLE, LEFT_OUT, GGUF_ARCH_GEMMA4},
+    {"top_k_experts", "expert_used_count", WHOLE, LEFT_OUT, GGUF_ARCH_GEMMA4},
+    {"moe_intermediate_size", "expert_feed_forward_length", WHOLE, LEFT_OUT, GGUF_ARCH_GEMMA4},
     {"n_routed_experts", "expert_count", WHOLE, NEEDED, GLMS " dots1 "},
     {"n_shared_experts", "expert_shared_count", WHOLE, NEEDED, GLMS " dots1 "},
     {"num_shared_experts", "expert_shared_count", WHOLE, NEEDED, " exaone-moe "},

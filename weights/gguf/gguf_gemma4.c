@@ -50,17 +50,26 @@ static enum status read_kv_heads(const struct gguf *g, const struct gguf_arch *a
     return OK;
 }
 
-/* The last layer never slides. */
+/* Has the last layer that does not slide, and has its own keys, a tensor of values? */
+static bool has_values(const struct gguf *g, const struct gguf_arch *a, int64_t layers)
+{
+    char name[64];
+    int64_t last = layers - gguf_arch_sharing(g, a) - 1;
+    while (last >= 0 && slides(g, a, last))
+        last--;
+    last = last < 0 ? layers - 1 : last; /* there is none, which model_config refuses */
+    snprintf(name, sizeof name, "blk.%d.attn_v.weight", (int)last);
+    return gguf_find_tensor(g, name) != NULL;
+}
+
 static enum status put_heads(const struct gguf *g, const struct gguf_arch *a, int64_t layers,
                              struct buf *b, struct err *err)
 {
     struct kv_heads heads;
-    char values[64];
     const enum status st = read_kv_heads(g, a, layers, &heads, err);
     if (st != OK)
         return st;
-    snprintf(values, sizeof values, "blk.%d.attn_v.weight", (int)(layers - 1));
-    const bool joint = !gguf_find_tensor(g, values);
+    const bool joint = !has_values(g, a, layers);
     if (!joint && heads.global != heads.local)
         return gguf_arch_wrong(g, a, "attention.head_count_kv",
                                "as many in all layers, where all have values of their own", err);
@@ -147,6 +156,50 @@ out:
     return st;
 }
 
+/* Columns of MLPs: of each layer as many, or twice as many of those that share keys and values. */
+static enum status put_mlp(const struct gguf *g, const struct gguf_arch *a, int64_t layers,
+                           struct buf *b, struct err *err)
+{
+    static const char key[] = "feed_forward_length";
+    const struct gguf_value *v = gguf_arch_get(g, a, key);
+    const int64_t own = layers - gguf_arch_sharing(g, a);
+    int64_t columns = 0, last = 0, its = 0;
+    bool fits = gguf_array_size(v) == (size_t)layers;
+    if (gguf_int(v, &columns)) {
+        buf_printf(b, "  \"intermediate_size\": %lld,\n", (long long)columns);
+        return OK;
+    }
+    (void)gguf_array_int(v, 0, &columns);
+    fits = fits && gguf_array_int(v, (size_t)layers - 1, &last) && columns < INT32_MAX &&
+           (last == columns || (own < layers && last == 2 * columns));
+    for (int64_t i = 0; i < layers && fits; i++)
+        fits = gguf_array_int(v, (size_t)i, &its) && its == (i < own ? columns : last);
+    if (!fits)
+        return gguf_arch_wrong(
+            g, a, key, "an integer, or one of each layer, twice as many where layers share", err);
+    buf_printf(b, "  \"intermediate_size\": %lld,\n  \"use_double_wide_mlp\": %s,\n",
+               (long long)columns, last != columns ? "true" : "false");
+    return OK;
+}
+
+/* Of the rows that layers take of each token, how many there are. */
+static enum status put_inputs(const struct gguf *g, const struct gguf_arch *a, struct buf *b,
+                              struct err *err)
+{
+    static const char name[] = "per_layer_token_embd.weight";
+    const struct gguf_tensor *t = gguf_find_tensor(g, name);
+    int64_t dim = 0;
+    const enum status st =
+        gguf_arch_int(g, a, "embedding_length_per_layer_input", 0, INT32_MAX, &dim, err);
+    if (st != OK || dim == 0)
+        return st;
+    if (!t || t->ndim != 2)
+        return base_fail(err, ERR_MODEL, "%s: %s: expected a matrix, got %s", gguf_path(g), name,
+                         t ? "another shape" : "nothing");
+    buf_printf(b, "  \"vocab_size_per_layer_input\": %lld,\n", (long long)t->shape[0]);
+    return OK;
+}
+
 enum status gguf_gemma4_put(const struct gguf *g, const struct gguf_arch *a, struct buf *b,
                             struct err *err)
 {
@@ -160,6 +213,8 @@ enum status gguf_gemma4_put(const struct gguf *g, const struct gguf_arch *a, str
     if (slides(g, a, layers - 1))
         return gguf_arch_wrong(g, a, slides_key, "false of the last layer", err);
     TRY(put_heads(g, a, layers, b, err));
+    TRY(put_mlp(g, a, layers, b, err));
+    TRY(put_inputs(g, a, b, err));
     TRY(put_rotations(g, a, b, err));
     TRY(gguf_arch_int(g, a, "expert_count", 0, INT32_MAX, &experts, err));
     buf_printf(b, "  \"enable_moe_block\": %s,\n", experts > 0 ? "true" : "false");

@@ -67,6 +67,9 @@ static const struct name_row whole_rows[] = {
     {"model.embed_tokens.weight", "token_embd.weight", PLAIN, NULL},
     {"model.norm.weight", "output_norm.weight", NORM, NULL},
     {"lm_head.weight", "output.weight", PLAIN, NULL},
+    {"model.embed_tokens_per_layer.weight", "per_layer_token_embd.weight", PLAIN, NULL},
+    {"model.per_layer_model_projection.weight", "per_layer_model_proj.weight", PLAIN, NULL},
+    {"model.per_layer_projection_norm.weight", "per_layer_proj_norm.weight", NORM, NULL},
 };
 
 #define GEMMAS " gemma2 gemma3 " GGUF_ARCH_GEMMA4
@@ -112,6 +115,12 @@ static const struct name_row layer_rows[] = {
     {"post_attention_layernorm.weight", "ffn_norm.weight", NORM, NULL},
     {"pre_feedforward_layernorm.weight", "ffn_norm.weight", NORM, NULL},
     {"post_feedforward_layernorm.weight", "post_ffw_norm.weight", NORM, NULL},
+    {"pre_feedforward_layernorm_2.weight", "pre_ffw_norm_2.weight", NORM, NULL},
+    {"post_feedforward_layernorm_1.weight", "post_ffw_norm_1.weight", NORM, NULL},
+    {"post_feedforward_layernorm_2.weight", "post_ffw_norm_2.weight", NORM, NULL},
+    {"per_layer_input_gate.weight", "inp_gate.weight", PLAIN, NULL},
+    {"per_layer_projection.weight", "proj.weight", PLAIN, NULL},
+    {"post_per_layer_input_norm.weight", "post_norm.weight", NORM, NULL},
     {"layer_scalar", "layer_output_scale.weight", PLAIN, NULL},
     {"post_self_attn_layernorm.weight", "post_attention_norm.weight", PLAIN, NULL},
     {"post_mlp_layernorm.weight", "post_ffw_norm.weight", PLAIN, NULL},
@@ -136,6 +145,14 @@ static const struct name_row layer_rows[] = {
     {"mlp.experts.%d.gate_proj.weight", "ffn_gate_exps.weight", PLAIN, NULL},
     {"mlp.experts.%d.up_proj.weight", "ffn_up_exps.weight", PLAIN, NULL},
     {"mlp.experts.%d.down_proj.weight", "ffn_down_exps.weight", PLAIN, NULL},
+    {"router.proj.weight", "ffn_gate_inp.weight", PLAIN, NULL},
+    {"router.scale", "ffn_gate_inp.scale", PLAIN, NULL},
+    {"router.per_expert_scale", "ffn_down_exps.scale", PLAIN, NULL},
+    {"experts.%d.gate_proj.weight", "ffn_gate_up_exps.weight", GATES, NULL},
+    {"experts.%d.up_proj.weight", "ffn_gate_up_exps.weight", UPS, NULL},
+    {"experts.%d.gate_proj.weight", "ffn_gate_exps.weight", PLAIN, NULL},
+    {"experts.%d.up_proj.weight", "ffn_up_exps.weight", PLAIN, NULL},
+    {"experts.%d.down_proj.weight", "ffn_down_exps.weight", PLAIN, NULL},
     {"block_sparse_moe.gate.weight", "ffn_gate_inp.weight", PLAIN, NULL},
     {"block_sparse_moe.experts.%d.w1.weight", "ffn_gate_exps.weight", PLAIN, NULL},
     {"block_sparse_moe.experts.%d.w3.weight", "ffn_up_exps.weight", PLAIN, NULL},
@@ -270,6 +287,19 @@ bool gguf_model_source(const struct gguf *g, const char *name, const struct mode
     return arrange(g, a, row->what, p.layer, m, out);
 }
 
+/* Layers with the keys and values of others may have what makes their own, too. */
+static bool is_unused(const struct gguf *g, const struct gguf_arch *a, int64_t blocks,
+                      int32_t layer, const char *tensor)
+{
+    static const char *const names[] = {".attn_k.weight", ".attn_v.weight", ".attn_k_norm.weight"};
+    bool its = false;
+    if (!gguf_arch_is(a, GGUF_ARCH_GEMMA4))
+        return false;
+    for (size_t i = 0; i < ARRAY_LEN(names); i++)
+        its = its || strcmp(tensor, names[i]) == 0;
+    return its && layer >= blocks - gguf_arch_sharing(g, a) && layer < blocks;
+}
+
 bool gguf_model_is_left_out(const struct gguf *g, const char *tensor)
 {
     static const char *const settings[] = {"rope_freqs.weight", "rope_factors_long.weight",
@@ -285,5 +315,7 @@ bool gguf_model_is_left_out(const struct gguf *g, const char *tensor)
     tensor += 4;
     gguf_int(gguf_arch_get(g, a, "block_count"), &blocks);
     const int32_t layer = take_number(&tensor);
+    if (is_unused(g, a, blocks, layer, tensor))
+        return true;
     return blocks > 0 && layer < blocks && layer >= blocks - gguf_arch_guessing(g, a);
 }
