@@ -62,12 +62,12 @@ def real_value(value):
     return struct.pack("<If", 6, value)
 
 
-def with_keys(tmp_path, name, *keys):
+def with_keys(tmp_path, name, *keys, folder=FILES):
     """A copy with more keys, of which the last only keeps what follows aligned."""
     more = b"".join(struct.pack("<Q", len(key)) + key.encode() + value for key, value in keys)
     padding = (-len(more) - 16) % 32 or 32
     more += struct.pack("<Q", padding) + b"x" * padding + whole_value(0)
-    data = (FILES / f"{name}.gguf").read_bytes()
+    data = (folder / f"{name}.gguf").read_bytes()
     magic, version, tensors, count = struct.unpack("<4sIQQ", data[:24])
     path = tmp_path / f"{name}.gguf"
     header = struct.pack("<4sIQQ", magic, version, tensors, count + len(keys) + 1)

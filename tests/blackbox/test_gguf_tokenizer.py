@@ -9,6 +9,7 @@ import pytest
 import tokenizers
 
 import harness
+from test_gguf import real_value, whole_values, with_keys
 
 PROGRAM = harness.BINARY.parent / "tests" / "write_tokenizer"
 CORPUS = harness.ROOT / "tests/corpus/gguf_tokenizers"
@@ -44,3 +45,24 @@ def test_settings_are_json(tmp_path, name):
         assert added["4"]["content"] == "<start_of_turn>" and added["4"]["special"]
         assert added["10"]["content"] == "<table>" and not added["10"]["special"]
         assert 5 in generation["eos_token_id"]  # <end_of_turn>
+
+
+SUPPRESSED = "tokenizer.ggml.suppress_tokens"
+
+
+def test_suppressed_tokens(tmp_path):
+    """Which Gemma 4's unified models have."""
+    path = with_keys(tmp_path, "gemma4", (SUPPRESSED, whole_values(7, 300)), folder=CORPUS)
+    write(path.with_suffix(""), tmp_path / "model")
+    generation = json.loads((tmp_path / "model/generation_config.json").read_text())
+    assert generation["suppress_tokens"] == [7, 300]
+
+
+@pytest.mark.parametrize("value", [whole_values(7, 300_000), whole_values(-1), whole_values(),
+                                   real_value(7)], ids=range(4))
+def test_suppressed_tokens_that_are_none(tmp_path, value):
+    path = with_keys(tmp_path, "gemma4", (SUPPRESSED, value), folder=CORPUS)
+    done = subprocess.run([PROGRAM, path, tmp_path / "model"], timeout=60 * harness.PATIENCE,
+                          capture_output=True, text=True)
+    assert done.returncode != 0
+    assert f"{path}: {SUPPRESSED}: an array of ids" in done.stderr

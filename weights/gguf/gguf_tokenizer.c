@@ -146,7 +146,26 @@ static enum status read_template(const struct gguf *g, const char *key, struct g
     return st;
 }
 
-static void put_generation(const struct gguf_vocab *v, struct buf *out)
+/* Tokens that are never drawn: Gemma 4's unified models name those of pictures and sounds. */
+static enum status put_suppressed(const struct gguf_vocab *v, struct buf *out, struct err *err)
+{
+    static const char key[] = "tokenizer.ggml.suppress_tokens";
+    const struct gguf_value *value = gguf_get(v->g, key);
+    const size_t count = gguf_array_size(value);
+    if (value && count == 0)
+        return base_fail(err, ERR_MODEL, "%s: %s: an array of ids expected", gguf_path(v->g), key);
+    for (size_t i = 0; i < count; i++) {
+        int64_t id = -1;
+        if (!gguf_array_int(value, i, &id) || id < 0 || id >= v->count)
+            return base_fail(err, ERR_MODEL, "%s: %s: an array of ids below %d expected",
+                             gguf_path(v->g), key, v->count);
+        buf_printf(out, "%s%d", i > 0 ? "," : ",\n\"suppress_tokens\":[", (int)id);
+    }
+    buf_puts(out, count > 0 ? "]" : "");
+    return OK;
+}
+
+static enum status put_generation(const struct gguf_vocab *v, struct buf *out, struct err *err)
 {
     const char *comma = "";
     buf_puts(out, "{");
@@ -157,7 +176,10 @@ static void put_generation(const struct gguf_vocab *v, struct buf *out)
     buf_puts(out, "\"eos_token_id\":[");
     for (int32_t i = 0; i < v->end_count; i++, comma = ",")
         buf_printf(out, "%s%d", comma, v->ends[i]);
-    buf_puts(out, "]}\n");
+    buf_puts(out, "]");
+    const enum status st = put_suppressed(v, out, err);
+    buf_puts(out, "}\n");
+    return st;
 }
 
 static enum status write_settings(const struct gguf_vocab *v, bool spm, const struct outdir *d,
@@ -175,7 +197,7 @@ static enum status write_settings(const struct gguf_vocab *v, bool spm, const st
     if (t.usual.n > 0 && t.tools.n == 0)
         TRY(outdir_put(d, "chat_template.jinja", t.usual.bytes, t.usual.n, err));
     buf_clear(b);
-    put_generation(v, b);
+    TRY(put_generation(v, b, err));
     TRY(put_file(v, d, "generation_config.json", b, err));
 out:
     return st;
