@@ -22,7 +22,7 @@ from test_memory import all_resident, knows_populate
 from test_mixtures import check_lost_rank, check_same_bits, fails
 from test_modes import check_received, mapped, plan_file
 from test_recovery import answer, kill, lose_a_rank
-from test_window_cache import needed, outcome, planned, used_blocks
+from test_window_cache import cached, needed, outcome, planned, used_blocks
 
 sys.path.insert(0, str(ROOT / "tests/oracle"))
 import llama_numpy  # noqa: E402
@@ -126,6 +126,32 @@ def test_longer_than_all_layers_had_room(serve, tmp_path):
     tokens, _ = outcome(server, PROMPT, 100)
     for at in (0, 50, 99):  # of each some, as numpy computes all anew
         assert tokens[at:at + 1] == llama_numpy.greedy(model, PROMPT + tokens[:at], 1)[0]
+
+
+def test_prefixes(serve, tmp_path):
+    """What slid out is found while nobody needed its place: by the same prompt, and by one that
+    goes on somewhere in the answer."""
+    model = shape(tmp_path / "shape", sliding_window=40, num_global_key_value_heads=1)
+    server = serve(model, "-tp", 2, "--load-format", "dummy", "--max-num-batched-tokens", ROWS)
+    said, found = cached(server, PROMPT, 700)
+    assert found == 0 and len(set(said)) > 20
+    for end in (0, 5, 300, 652):
+        more, found = cached(server, PROMPT + said[:end], 700 - end)
+        assert more == said[end:]
+        assert found == (len(PROMPT) + end - 1) // 16 * 16
+    assert cached(server, [1] + PROMPT[1:], 5)[1] == 0
+
+
+@pytest.mark.parametrize("name", [PLAIN, APART])
+def test_guesses(serve, name):
+    """Rows that are taken back, of either kind of layers: transformers' tokens."""
+    server = serve(checkpoint.GOLDEN / name, "-tp", 2, "--speculative-config", "ngram")
+    for prompt, tokens in checkpoint.golden_runs(name):
+        again = prompt + tokens + prompt  # so that there is something to guess
+        wanted, _ = llama_numpy.greedy(checkpoint.GOLDEN / name, again, 16)
+        assert server.token_ids(prompt, len(tokens)) == tokens
+        assert server.token_ids(again, 16) == wanted
+    assert server.metrics().sum("vllm:spec_decode_num_draft_tokens_total") > 0
 
 
 # ---- what is planned ----------------------------------------------------------------------------
@@ -343,6 +369,16 @@ def test_cache_in_fp8(serve):
     got = [one[str(token)]["logprob"] for one, token in zip(choice["prompt_logprobs"][1:],
                                                             prompt[1:])]
     assert numpy.median(abs(wanted[range(len(prompt) - 1), prompt[1:]] - got)) < 1e-3
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_vectors(serve, ranks):
+    """What is behind the last norm, which no cap is for."""
+    prompt, _ = checkpoint.golden_runs(PLAIN)[0]
+    server = serve(checkpoint.GOLDEN / PLAIN, "-tp", ranks, "--runner", "pooling")
+    reply = server.post("/v1/embeddings", {"input": prompt}).json()
+    wanted = llama_numpy.vector(checkpoint.GOLDEN / PLAIN, prompt)
+    assert abs(numpy.array(reply["data"][0]["embedding"]) - wanted).max() < 5e-6
 
 
 @pytest.mark.parametrize("modules", [(KEYS,), None], ids=["keys", "all linears"])
