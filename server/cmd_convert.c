@@ -192,7 +192,7 @@ enum status commands_convert(const struct options *o, struct err *err)
     TRY(model_config_parse(config.data, config.len, o->model, &m, err));
     TRY(whole_open(&m, &w, err));
     watch_signals();
-    TRY(gguf_convert(g, o->output, config.data, w.tensors, w.count, &m, dtype, own_cores(), err));
+    TRY(gguf_convert(g, o->output, config.data, w.tensors, &w.count, &m, dtype, own_cores(), err));
     printf("wrote %s: %s, %d tensors of %s\n", o->output, m.model_type, (int)w.count,
            dtype_name(dtype));
 out:

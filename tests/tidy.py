@@ -144,6 +144,7 @@ TESTED_BY = {
     "weights/gguf/gguf_config.c": "tests/blackbox/test_gguf.py",
     "weights/gguf/gguf_convert.c": "tests/blackbox/test_gguf.py",
     "weights/gguf/gguf_gemma4.c": "tests/blackbox/test_gguf.py",
+    "weights/gguf/gguf_join.c": "tests/blackbox/test_gguf.py",
     "weights/gguf/gguf_model.c": "tests/blackbox/test_gguf.py",
     "weights/gguf/gguf_order.c": "tests/blackbox/test_gguf.py "
                                  "tests/blackbox/test_gguf_recurrent.py",

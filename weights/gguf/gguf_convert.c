@@ -9,6 +9,7 @@
 #include "config/pooling.h"
 #include "kernels/backend.h"
 #include "weights/gguf/gguf_arch.h"
+#include "weights/gguf/gguf_join.h"
 #include "weights/gguf/gguf_model.h"
 #include "weights/gguf/gguf_tokenizer.h"
 #include "weights/outdir.h"
@@ -28,7 +29,7 @@ struct converter {
     const struct gguf *g;
     const struct synth_tensor *wanted;
     struct gguf_source *sources; /* [count] */
-    int32_t count;
+    int32_t count, written;      /* so many are, when some of them are one */
     enum dtype dtype;
     const struct model_config *m;
     struct backend *pool; /* only for its threads */
@@ -440,16 +441,18 @@ static enum status write_tensors(struct converter *c, const char *path, struct e
     enum status st = OK;
     struct safetensors_entry *entries = NULL;
     struct safetensors_writer *w = NULL;
+    char(*names)[GGUF_JOIN_NAME] = calloc((size_t)c->count + 1, sizeof *names);
     size_t raw = 0, values = 0;
     c->progress = (struct outdir_progress){.path = path, .shown = base_now()};
     TRY(declare(c, &entries, &raw, &values, err));
     c->raw = malloc(raw);
     c->values = malloc(values);
-    if (!c->raw || !c->values) {
+    if (!names || !c->raw || !c->values) {
         st = base_fail(err, ERR_NOMEM, "%s: no memory for %zu bytes", path, raw + values);
         goto out;
     }
-    TRY(safetensors_create(path, entries, c->count, "{\"format\":\"pt\"}", &w, err));
+    c->written = gguf_join_experts(gguf_arch_find(c->g, err), entries, c->count, names);
+    TRY(safetensors_create(path, entries, c->written, "{\"format\":\"pt\"}", &w, err));
     for (int32_t i = 0; i < c->count; i++) {
         const struct gguf_source *s = &c->sources[i];
         if (s->by_head)
@@ -471,6 +474,7 @@ static enum status write_tensors(struct converter *c, const char *path, struct e
 out:
     safetensors_discard(w);
     free(entries);
+    free(names);
     free(c->raw);
     free(c->values);
     return st;
@@ -533,24 +537,25 @@ out:
 }
 
 enum status gguf_convert(const struct gguf *g, const char *dir, const char *config_json,
-                         const struct synth_tensor *wanted, int32_t count,
+                         const struct synth_tensor *wanted, int32_t *count,
                          const struct model_config *m, enum dtype dtype, int32_t threads,
                          struct err *err)
 {
     enum status st = OK;
     _Atomic bool beyond = false;
     struct converter c = {
-        .g = g, .wanted = wanted, .count = count, .dtype = dtype, .m = m, .beyond = &beyond};
+        .g = g, .wanted = wanted, .count = *count, .dtype = dtype, .m = m, .beyond = &beyond};
     bool *used = calloc((size_t)gguf_tensor_count(g) + 1, sizeof *used);
-    c.sources = calloc((size_t)count + 1, sizeof *c.sources);
+    c.sources = calloc((size_t)c.count + 1, sizeof *c.sources);
     if (!used || !c.sources) {
-        st = base_fail(err, ERR_NOMEM, "%s: no memory for %d tensors", gguf_path(g), (int)count);
+        st = base_fail(err, ERR_NOMEM, "%s: no memory for %d tensors", gguf_path(g), (int)*count);
         goto out;
     }
     TRY(find_sources(&c, used, err));
     TRY(check_vocabulary(g, err));
     TRY(backend_open("cpu", threads, &c.pool, err));
-    st = write_directory(&c, dir, config_json, err);
+    TRY(write_directory(&c, dir, config_json, err));
+    *count = c.written;
 out:
     backend_close(c.pool);
     free(c.sources);
