@@ -35,11 +35,16 @@ size_t kv_groups_bytes(const struct kv_groups *g, const size_t bytes[MODEL_KINDS
     return g->keep_layers > 0 ? base_max_size(all, (size_t)g->keep_layers * bytes[1]) : all;
 }
 
+/* Where heads are of two sizes one table more has to save so much of the memory. */
+#define TABLE_SHARE 256
+
 /* Takes the groups if they are fewer blocks or smaller ones. */
 static void take_less(struct kv_groups *best, int64_t *least, const struct kv_groups *g,
                       const size_t bytes[MODEL_KINDS], int32_t context, int32_t rows)
 {
-    const int64_t need = kv_groups_need(g, context, rows) * (int64_t)kv_groups_bytes(g, bytes);
+    int64_t need = kv_groups_need(g, context, rows) * (int64_t)kv_groups_bytes(g, bytes);
+    if (g->keep_layers > 0)
+        need += need / TABLE_SHARE * kv_groups_count(g);
     if (kv_groups_count(g) > (g->keep_layers > 0 ? KV_GROUPS_MAX : KV_GROUPS_ALIKE) ||
         (*least > 0 && need >= *least))
         return;

@@ -12,7 +12,7 @@
 #include "kernels/backend.h"
 
 /* Of layers that all have the same heads no more than the second: more are more block tables. */
-enum { KV_GROUPS_MAX = 12, KV_GROUPS_ALIKE = 8 };
+enum { KV_GROUPS_MAX = 24, KV_GROUPS_ALIKE = 8 };
 
 struct kv_groups {
     int32_t keep, slide; /* how many there are: first those that keep all, then those that slide */
