@@ -403,6 +403,7 @@ static const struct family families[] = {
      .max_position = 131072,
      .window = 512,
      .layer_input = 256},
+    {.model_type = "gemma4_unified_text", GEMMA4, .max_position = 262144, .window = 1024},
     {.model_type = "gemma4_unified",
      .inner = "gemma4_unified_text",
      GEMMA4,

@@ -471,6 +471,13 @@ def test_unified(serve, tmp_path):
     assert got == tokens
 
 
+def test_unified_text_alone(serve, tmp_path):
+    model = checkpoint.copy_model("gemma4_f32", tmp_path / "model")
+    checkpoint.edit_config(model, lambda config: config.update(model_type="gemma4_unified_text"))
+    got, tokens = golden_tokens(serve, model, "gemma4_f32")
+    assert got == tokens
+
+
 def test_codes_in_the_file(serve, tmp_path):
     """Linears of a wrapped model as E4M3, with scales beside them, in two files."""
     prompt, _ = checkpoint.golden_runs(WRAPPED)[0]
