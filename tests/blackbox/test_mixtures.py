@@ -56,11 +56,12 @@ PROMPTS = [list(range(5, 5 + n)) for n in (3, 19, 40, 70)]
 # ---- the same bits ------------------------------------------------------------------------------
 
 
-def check_same_bits(serve, model, options):
-    """Sampled with penalties: alone, among others, at any number of ranks, in steps of any size."""
+def check_same_bits(serve, model, options, mode="1d_sp"):
+    """Sampled with penalties: alone, among others, at any number of ranks, in steps of any size.
+    mode: another layout, where the model has one."""
     wanted = None
     for more in (("-tp", 1), ("-tp", 2), ("-tp", 4), ("-tp", 8),
-                 ("-tp", 4, "--parallel-mode", "1d_sp"), ("-tp", 2, "--sampler", "distributed"),
+                 ("-tp", 4, "--parallel-mode", mode), ("-tp", 2, "--sampler", "distributed"),
                  ("-tp", 2, "--max-num-batched-tokens", 7)):
         server = serve(model, *options, *more)
         alone = [outcome(server, prompt, **SAMPLED) for prompt in PROMPTS]
