@@ -320,6 +320,9 @@ static void read_window(struct reader *r, const struct family *f, struct model_c
         reader_layers(r, types, m->layers, "sliding_attention", m->slides);
     if (!types || (!f->window_off && f->period == 0 && f->window_from == 0))
         slide_by_rule(r, f, m);
+    const int32_t last = m->layers - 1;
+    if (f->global_dim > 0) /* transformers: whatever is said of it */
+        m->slides[last / 32] &= ~(1u << last % 32);
     const bool slides = model_config_sliding(m) > 0;
     if (f->window_off && !reader_bool(r, "use_sliding_window", false)) {
         if (types && slides)
@@ -337,9 +340,6 @@ static void read_window(struct reader *r, const struct family *f, struct model_c
         m->window = 0;
     if (m->window == 0)
         memset(m->slides, 0, sizeof m->slides);
-    const int32_t last = m->layers - 1;
-    if (f->global_dim > 0) /* transformers: whatever is said of it */
-        m->slides[last / 32] &= ~(1u << last % 32);
     for (int32_t i = 0; i < m->layers && f->window_turns && !none; i++)
         if (!model_config_slides(m, i))
             reader_set_layer(m->no_rope, i);
