@@ -115,7 +115,7 @@ static void read_kind(struct reader *r, const struct family *f, const struct jdo
     if (strcmp(kind, "llama3") == 0) {
         rope->kind = ROPE_LLAMA3;
         read_llama3(r, f, outer, rope);
-    } else if (strcmp(kind, "longrope") == 0 ||
+    } else if ((strcmp(kind, "longrope") == 0 && f->global_dim == 0) || /* pairs of one size */
                (phi3 && (strcmp(kind, "su") == 0 || strcmp(kind, "yarn") == 0))) {
         rope->kind = ROPE_LONG;
         read_long(r, f, outer, m, rope);
