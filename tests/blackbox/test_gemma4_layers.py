@@ -13,13 +13,15 @@ import checkpoint
 import fp8
 from checkpoint import oracle
 from harness import ROOT, eventually, run
+from test_counters import READ_TOLERANCE, bytes_read
 from test_embeddings import CLOSE, embed
-from test_files import shard
-from test_gemma4 import CONTEXT, PROMPT, ROWS, TOGETHER, best, shape
+from test_files import contents, shard
+from test_gemma4 import CONTEXT, PROMPT, ROWS, TOGETHER, best, shape, stored
 from test_lora import merged, random_pairs, scores, write_adapter
 from test_mixtures import check_lost_rank, check_same_bits, fails
 from test_modes import check_received, plan_file
 from test_recovery import answer, kill, lose_a_rank
+from test_reshard import shard as reshard
 from test_speculation import SPECULATING
 from test_window_cache import needed, outcome, planned, used_blocks
 
@@ -200,6 +202,35 @@ def test_shards(serve, tmp_path, name, held, served):
                 served)
 
 
+@pytest.mark.parametrize("name", ["gemma4_moe_bf16", "gemma4_ple_bf16"])
+def test_shards_of_other_layouts(tmp_path, name):
+    """Any layout loads what another has written, byte for byte."""
+    model, layouts = checkpoint.GOLDEN / name, [("1d", 3, None), ("1d", 4, None)]
+    layouts += [("1d_sp", 5, None)] if "ple" in name else []
+    for i, first in enumerate(layouts):
+        wanted = contents(reshard(model, first, tmp_path / f"{i}"))
+        for j, other in enumerate(layouts):
+            held = reshard(model, other, tmp_path / f"{i}{j}")
+            assert contents(reshard(held, first, tmp_path / f"{i}{j}{i}")) == wanted, (first, other)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("make", [mixture, small])
+def test_read_and_held_bytes(serve, tmp_path, make, ranks):
+    """A rank reads and holds its own columns of experts, of the MLP beside them, of tables, and of
+    what makes queries alone, by the kernel's count, too."""
+    config = make(tmp_path / "shape", hidden_size=512, intermediate_size=640, head_dim=32,
+                  moe_intermediate_size=384, global_head_dim=64, dtype="bfloat16")
+    server = serve(synthetic(tmp_path / "model", config), "-tp", ranks)
+    metrics = server.metrics()
+    for rank, pid in enumerate(server.ranks()):
+        held = oracle.weight_elements(checkpoint.shape_of(config), ranks, rank)
+        wanted = pytest.approx(2 * sum(held.values()), rel=READ_TOLERANCE)
+        for family in ("tessera:rank_read_bytes", "tessera:rank_weight_bytes"):
+            assert metrics.sum(family, rank=rank) == wanted
+        assert bytes_read(pid) == wanted, rank
+
+
 # ---- what is planned ----------------------------------------------------------------------------
 
 # (configuration, its closed form, bytes per token in bf16, layers that slide and have keys and
@@ -241,6 +272,8 @@ def test_published_shapes(tmp_path, name, ranks):
         calls, moved = step["layer all_reduce"]
         assert told["received_bytes_per_layer"]["decode_1"] == moved // form.layers
         assert plan["collectives_per_layer"]["few_rows"] == calls // form.layers
+        around = sum(moved for name, (_, moved) in step.items() if "layer" not in name)
+        assert told["received_bytes_around_layers"] == around
     groups = plan["kv_groups"]
     assert 0 <= groups["slide"] * plan["block_layers"] - slide < plan["block_layers"]
     assert 0 <= groups["keep"] * plan["global_block_layers"] - keep < plan["global_block_layers"]
@@ -314,15 +347,29 @@ def test_fp8(serve, tmp_path, name):
     assert server.token_ids(prompt, 24) == wanted
 
 
-def test_codes_in_the_file(serve, tmp_path):
-    """Linears as E4M3 with scales beside them, where layers make queries alone."""
-    name = "gemma4_ple_bf16"
-    coded = fp8.quantized(tmp_path / "coded", checkpoint.GOLDEN / name, fp8.BLOCK, (128, 128),
-                          "_scale_inv")
-    plain = fp8.plain(tmp_path / "plain", checkpoint.GOLDEN / name, (128, 128))
+@pytest.mark.parametrize("name", ["gemma4_moe_bf16", "gemma4_ple_bf16"])
+def test_codes_in_the_file(serve, tmp_path, name):
+    """Linears as E4M3 with scales beside them, where layers make queries alone, and of each
+    expert."""
+    model = apart(tmp_path / "apart", name)
+    coded = fp8.quantized(tmp_path / "coded", model, fp8.BLOCK, (128, 128), "_scale_inv")
     prompt, _ = checkpoint.golden_runs(name)[0]
-    wanted, _ = llama_numpy.greedy(plain, prompt, 16)
+    wanted, _ = llama_numpy.greedy(fp8.plain(tmp_path / "plain", model, (128, 128)), prompt, 16)
     assert serve(coded, "-tp", 3, "--dtype", "float32").token_ids(prompt, 16) == wanted
+    assert serve(shard(coded, 4, tmp_path / "shards"), "-tp", 2, "--dtype",
+                 "float32").token_ids(prompt, 16) == wanted
+
+
+@pytest.mark.parametrize("name", [MIXTURE, SMALL])
+def test_cache_in_fp8(serve, name):
+    """Scores of a prompt that numpy rounds its keys and values for, those of others, too."""
+    prompt, _ = checkpoint.golden_runs(name)[0]
+    wanted = checkpoint.log_softmax(llama_numpy.logits(checkpoint.GOLDEN / name, prompt, stored))
+    server = serve(checkpoint.GOLDEN / name, "-tp", 2, "--kv-cache-dtype", "fp8")
+    choice = server.complete(prompt, max_tokens=1, temperature=0, prompt_logprobs=0)["choices"][0]
+    got = [one[str(token)]["logprob"] for one, token in zip(choice["prompt_logprobs"][1:],
+                                                            prompt[1:])]
+    assert numpy.median(abs(wanted[range(len(prompt) - 1), prompt[1:]] - got)) < 1e-3
 
 
 SHARED_QUERY, WIDE = "model.layers.5.self_attn.q_proj", "model.layers.6.mlp"
