@@ -12,16 +12,32 @@ static int32_t window_of(const struct model_config *m)
     return m->window > BACKEND_BLOCK_TOKENS ? m->window : BACKEND_BLOCK_TOKENS;
 }
 
-struct kv_groups kv_groups_of(const struct model_config *m, int32_t layers, int32_t keep_layers)
+/* How many layers with keys and values of their own keep all, and how many slide. */
+struct counts {
+    int32_t keep, slide;
+};
+
+static struct counts counts_of(const struct model_config *m)
 {
-    const int32_t slide = model_config_storing_window(m, true);
-    const int32_t all = slide + model_config_storing_window(m, false);
-    if (slide == 0 && model_config_kinds(m) > 1) /* all have the heads of those that keep */
+    return (struct counts){model_config_storing_window(m, false),
+                           model_config_storing_window(m, true)};
+}
+
+static struct kv_groups groups_of(const struct model_config *m, struct counts n, int32_t layers,
+                                  int32_t keep_layers)
+{
+    const int32_t all = n.keep + n.slide;
+    if (n.slide == 0 && model_config_kinds(m) > 1) /* all have the heads of those that keep */
         return (struct kv_groups){.keep = 1, .layers = 1, .keep_layers = all};
     if (layers == 0)
         return (struct kv_groups){.keep = 1, .layers = all};
-    return (struct kv_groups){div_up(all - slide, keep_layers > 0 ? keep_layers : layers),
-                              div_up(slide, layers), layers, window_of(m), keep_layers};
+    return (struct kv_groups){div_up(n.keep, keep_layers > 0 ? keep_layers : layers),
+                              div_up(n.slide, layers), layers, window_of(m), keep_layers};
+}
+
+struct kv_groups kv_groups_of(const struct model_config *m, int32_t layers, int32_t keep_layers)
+{
+    return groups_of(m, counts_of(m), layers, keep_layers);
 }
 
 int32_t kv_groups_layers(const struct kv_groups *g, int32_t kind)
@@ -55,16 +71,16 @@ static void take_less(struct kv_groups *best, int64_t *least, const struct kv_gr
 struct kv_groups kv_groups_find(const struct model_config *m, const size_t bytes[MODEL_KINDS],
                                 int32_t context, int32_t rows)
 {
-    const int32_t slide = model_config_storing_window(m, true);
-    const int32_t keep = model_config_storing_window(m, false), most = slide + keep;
-    const bool apart = model_config_kinds(m) > 1 && slide > 0;
-    struct kv_groups best = kv_groups_of(m, 0, 0);
+    const struct counts n = counts_of(m);
+    const int32_t most = n.slide + n.keep;
+    const bool apart = model_config_kinds(m) > 1 && n.slide > 0;
+    struct kv_groups best = groups_of(m, n, 0, 0);
     int64_t least = 0;
     if (!apart)
         take_less(&best, &least, &best, bytes, context, rows);
-    for (int32_t layers = most; layers > 0 && slide > 0; layers--) {
-        for (int32_t of = apart ? keep : 0; of >= apart; of--) {
-            const struct kv_groups g = kv_groups_of(m, layers, of);
+    for (int32_t layers = most; layers > 0 && n.slide > 0; layers--) {
+        for (int32_t of = apart ? n.keep : 0; of >= apart; of--) {
+            const struct kv_groups g = groups_of(m, n, layers, of);
             take_less(&best, &least, &g, bytes, context, rows);
         }
     }

@@ -664,7 +664,7 @@ size_t layout_kv_bytes_per_token(const struct model_config *m, const struct flow
 }
 
 /* Published files have keys and values of layers that take those of others, too. */
-static const char *const unread[] = {"k_proj", "v_proj", "k_norm"};
+static const char *const unread[] = {"k_proj", "v_proj", "k_norm", "v_norm"};
 
 enum status layout_check(const struct layout *l, const struct checkpoint *c, int32_t *ignored_count,
                          struct err *err)

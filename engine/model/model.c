@@ -343,8 +343,8 @@ static enum status narrow(struct model *m, struct model_input *in, struct rows r
     m->take = m->few.taken;
     for (int32_t g = 0; g < kv_groups_count(&m->groups); g++) {
         struct rows *r = &rows[g];
-        *r = (struct rows){
-            few, m->few.slot, m->few.position, r->table, r->table_cols, r->apart || few == 1, 0, 0};
+        *r = (struct rows){few, m->few.slot, m->few.position, r->table, r->table_cols, r->apart, 0,
+                           0};
     }
     TRY(rotate_all(m, rows, err));
     parallel_narrow(m->parallel, to);

@@ -646,6 +646,18 @@ static enum status check_gates(const struct flow *f, const struct plan *plan, st
     return OK;
 }
 
+/* Rows that layers take of each token are whole where the residual stream is. */
+static enum status check_inputs(const struct flow *f, const struct plan *plan, struct err *err)
+{
+    for (int32_t phase = 0; phase < PLAN_PHASES && f->inputs.dim > 0; phase++)
+        if (f->phase[phase].rest.count[SPREAD_COLS] > 0)
+            return base_fail(err, ERR_USAGE,
+                             "%s: rows that layers take of each token need whole rows of the "
+                             "residual stream; 1d and 1d_sp are layouts that have them",
+                             plan_where(plan));
+    return OK;
+}
+
 /* The groups of a tensor's columns that have a scale together, 0: all of them, have to begin where
  * experts do that are parts of one. */
 static enum status check_shared(const struct flow *f, int32_t mlp, struct err *err)
@@ -703,6 +715,7 @@ enum status flow_open(const struct plan *plan, const struct model_config *m,
     TRY(check_mixture(f, plan, err));
     TRY(check_latents(f, plan, err));
     TRY(check_gates(f, plan, err));
+    TRY(check_inputs(f, plan, err));
     TRY(check_shared(f, m->mlp, err));
     f->prefill_rows = INT32_MAX;
     if (plan_has_prefill(plan)) {

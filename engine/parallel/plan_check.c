@@ -19,11 +19,6 @@ struct walk {
 
 /* ---- sizes ---- */
 
-static int64_t query_group(const struct model_config *m)
-{
-    return m->heads / m->kv_heads;
-}
-
 /* Units along the weight's outputs and inputs. */
 static void units_of(const struct model_config *m, enum plan_part part, int64_t units[SPREAD_DIMS])
 {
@@ -75,20 +70,22 @@ static enum status check_heads(const struct walk *w)
 {
     const struct spread at = plan_attention(w->p, &w->l->choice[PLAN_QKV]);
     const int32_t n = spread_pieces(&w->p->mesh, &at, SPREAD_COLS);
-    if (w->p->kv_replication)
-        return OK;
-    if (n > w->m->kv_heads)
-        return REFUSE(w, "E12", PLAN_QKV,
-                      "%d KV heads on %d ranks must be copied; attention.kv_replication must be "
-                      "auto",
-                      w->m->kv_heads, n);
-    for (int32_t x = 1; x < n; x++) {
-        const int64_t head = placement_block(w->m->heads, n, x).begin;
-        if (head % query_group(w->m) != 0)
-            return REFUSE(w, "E11", PLAN_QKV,
-                          "query head %lld would be on another rank than its KV head %lld; "
-                          "attention.kv_replication must be auto",
-                          (long long)head, (long long)(head / query_group(w->m)));
+    for (int32_t i = 0; i < model_config_kinds(w->m) && !w->p->kv_replication; i++) {
+        const int32_t kv_heads = model_config_shape(w->m, i).kv_heads;
+        const int64_t group = w->m->heads / kv_heads;
+        if (n > kv_heads)
+            return REFUSE(w, "E12", PLAN_QKV,
+                          "%d KV heads on %d ranks must be copied; attention.kv_replication must "
+                          "be auto",
+                          kv_heads, n);
+        for (int32_t x = 1; x < n; x++) {
+            const int64_t head = placement_block(w->m->heads, n, x).begin;
+            if (head % group != 0)
+                return REFUSE(w, "E11", PLAN_QKV,
+                              "query head %lld would be on another rank than its KV head %lld; "
+                              "attention.kv_replication must be auto",
+                              (long long)head, (long long)(head / group));
+        }
     }
     return OK;
 }

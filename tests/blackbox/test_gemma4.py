@@ -181,15 +181,15 @@ PUBLISHED = {"31B": (60, 16, 4, 32, 262144), "12B": (48, 8, 1, 16, 262144)}
 
 
 def best(local, globals_, local_bytes, global_bytes, positions, rows):
-    """Bytes of a whole context with the best layers of a block, where a table is a 256th more."""
+    """Bytes of a whole context, and of a block, with its best layers; a table is a 256th more."""
     found = []
     for each, wide in itertools.product(range(1, local + 1), range(1, globals_ + 1)):
         groups = -(-globals_ // wide), -(-local // each)
         block = max(each * local_bytes, wide * global_bytes)
         if sum(groups) <= 24:
             need = needed(groups, positions, rows, 1024) * block
-            found.append((need * (1 + sum(groups) / 256), need))
-    return min(found)[1]
+            found.append((need * (1 + sum(groups) / 256), need, block))
+    return min(found)[1:]
 
 
 @pytest.mark.parametrize("ranks", [1, 4, 8])
@@ -220,7 +220,7 @@ def test_published_shapes(tmp_path, name, ranks):
         per_token = (many * local_bytes + few * global_bytes) // 16
         assert rank["kv_bytes_per_token"] == per_token
         assert rank["kv_bytes"] == plan["kv_blocks"] * block
-    least = best(many, few, local_bytes, global_bytes, longest, 512)
+    least, _ = best(many, few, local_bytes, global_bytes, longest, 512)
     assert plan["context_blocks"] * block == least
     seen = few * global_bytes * longest / 16 + many * local_bytes * (1024 + 512) / 16
     assert seen < least < 1.01 * seen
