@@ -19,13 +19,11 @@ static const struct answer_form thinks = {.reasoning = true, .thoughts = ANSWER_
 /* f's x is a text, its y a text or null. */
 static const char types[] = "f\0x\0t"
                             "f\0y\0n";
-static const struct answer_form calls = {.calls = ANSWER_CALLS_GEMMA4,
-                                         .types = types,
-                                         .types_len = sizeof types - 1},
-                                gemma = {.calls = ANSWER_CALLS_GEMMA4,
-                                         .reasoning = true,
-                                         .thoughts = ANSWER_THOUGHTS_GEMMA4},
-                                one_call = {.calls = ANSWER_CALLS_GEMMA4, .one_call = true};
+static const struct answer_form
+    calls = {.calls = ANSWER_CALLS_GEMMA4, .types = types, .types_len = sizeof types - 1},
+    gemma = {.calls = ANSWER_CALLS_GEMMA4, .reasoning = true, .thoughts = ANSWER_THOUGHTS_GEMMA4},
+    formed = {.reasoning = true, .guided = true, .thoughts = ANSWER_THOUGHTS_GEMMA4},
+    one_call = {.calls = ANSWER_CALLS_GEMMA4, .one_call = true};
 
 #define CALL(text) "<|tool_call>call:" text "<tool_call|>"
 #define Q(text) "<|\"|>" text "<|\"|>"
@@ -50,18 +48,30 @@ static const struct example {
     {&thinks, "<|channel>thought\ncut off <chan\n", "cut off <chan\n|"},
     {&thinks, "<|chan", "|<|chan"},
     {&thinks, "<channel|>a <think>b</think>", "|<channel|>a <think>b</think>"},
-    {&open, "Hm.\n<channel|>Yes<|channel>No", "Hm.\nNo|Yes"},
+    {&open, "Hm.\n<channel|>Yes<|channel>thought\nNo", "Hm.\nNo|Yes"},
     {&open, "thought\nHm.<channel|>Yes", "Hm.|Yes"},
     {&shows, "<|channel>thought\na<channel|>b", "|<|channel>thought\na<channel|>b"},
     /* they may come again, wherever that is */
     {&thinks, "<|channel>thought\n<channel|><|channel>thought\na<channel|>\n<|channel>b<channel|>c",
      "a\nb|c"},
     {&thinks, "a\n<|channel>thought\nb\n<channel|>\nc <|chan", "b|a\nc <|chan"},
-    {&thinks, "<|channel>a<tool_call>b<channel|>c<|channel>d<channel|>", "a<tool_call>b\nd|c"},
-    {&mixed, "<|channel>thought\na<channel|>\n" HERMES "<|channel>b<channel|>c", "a\nb|c|f {}"},
+    {&thinks, "<|channel>a<tool_call>b<channel|>c<|channel>thought\nd<channel|>",
+     "a<tool_call>b\nd|c"},
+    {&mixed, "<|channel>thought\na<channel|>\n" HERMES "<|channel>thought\nb<channel|>c",
+     "a\nb|c|f {}"},
     /* or end with a call */
     {&mixed, "<|channel>thought\nHm.\n" HERMES, "Hm.||f {}"},
-    {&mixed, "<|channel>thought\nHm <tool_call>no<channel|>", "Hm |<tool_call>no<channel|>"},
+    {&mixed, "<|channel>thought\nHm.\n" HERMES " and <channel|>more", "Hm.|and more|f {}"},
+    /* but not with what is none */
+    {&mixed, "<|channel>thought\nHm <tool_call>no<channel|>", "Hm <tool_call>no|"},
+    {&mixed, "<|channel>thought\nHm <tool_call>no", "Hm <tool_call>no|"},
+    {&mixed, "<|channel>thought\nHm <tool_call>no " HERMES "<channel|>so",
+     "Hm <tool_call>no |so|f {}"},
+    /* what speaks of marks, or is held to a form, is content */
+    {&mixed, "The mark <|channel>, then more.", "|The mark <|channel>, then more."},
+    {&mixed, "a<|channel>thought\nb<channel|>c", "b|ac"},
+    {&formed, "<|channel>thought\nb<channel|>{\"a\": \"<|channel>thought\"}",
+     "b|{\"a\": \"<|channel>thought\"}"},
 
     {&calls, CALL("f{}"), "||f {}"},
     {&calls, "Well.\n\n" CALL("f{n:1.10,t:" Q("a") "}"), "|Well.|f {\"n\": 1.10, \"t\": \"a\"}"},
@@ -213,7 +223,7 @@ static void test_linear(void **state)
         {&thinks, "a", "<|channel<|channel", 18},
         {&thinks, "<|channel>", "\n\n\n\n\n\n\n\n", 0},
         {&thinks, "a", "b<|channel>thought\n<channel|>", 1},
-        {&mixed, "<|channel>", "a<channel|><tool_call>b<|channel>", 13},
+        {&mixed, "<|channel>", "a<channel|><tool_call>b<|channel>thought\n", 13},
         {&calls, "", "<|tool_call>call:", 17},
         {&calls, "", "<|tool_call>call:f{a:", 21},
         {&calls, "<|tool_call>call:", "aaaaaaaaaaaaaaaaaaaa", 20},

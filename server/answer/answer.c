@@ -36,19 +36,20 @@ enum mark_match answer_match(const struct answer *a, size_t i, const char *mark)
     return m == MARK_NO && !a->finished && answer_may_be(a, i, mark) ? MARK_PERHAPS : m;
 }
 
-/* Where one of two marks begins or may begin; else the end. Either may be NULL: it is nowhere.
- * second: it is that one. */
-static size_t find(const struct answer *a, const char *const marks[2], enum mark_match *found,
-                   bool *second)
+#define MARKS 3 /* that are looked for at a time */
+
+/* Where one of these begins or may begin, which; else the end. Any may be NULL: it is nowhere. */
+static size_t find(const struct answer *a, const char *const marks[MARKS], enum mark_match *found,
+                   int *which)
 {
     for (size_t i = a->at; i < a->pending.len; i++) {
         *found = MARK_NO;
-        for (int k = 0; k < 2 && *found != MARK_YES; k++) {
+        for (int k = 0; k < MARKS && *found != MARK_YES; k++) {
             if (!marks[k] || *answer_text_at(a, i) != marks[k][0])
                 continue;
             const enum mark_match m = answer_match(a, i, marks[k]);
             *found = m == MARK_NO ? *found : m;
-            *second = k == 1;
+            *which = k;
         }
         if (*found != MARK_NO)
             return i;
@@ -78,14 +79,14 @@ static void give_text(struct answer *a, enum answer_kind kind, size_t end, bool 
 
 static bool thinks_anywhere(const struct answer *a)
 {
-    return a->form.reasoning && a->thought->anywhere;
+    return a->form.reasoning && a->thought->again && !a->form.guided;
 }
 
 /* At its mark. */
 static bool begin_reasoning(struct answer *a, size_t i)
 {
     a->at = i + strlen(a->thought->begin);
-    a->reasoned = a->labelled = false;
+    a->reasoned = a->labelled = a->inside = false;
     a->breaks = a->said[HARMONY_REASONING];
     a->state = REASONING;
     return true;
@@ -130,13 +131,13 @@ static bool read_label(struct answer *a)
 static bool read_reasoning(struct answer *a)
 {
     enum mark_match m;
-    bool calls = false;
-    const char *const marks[] = {a->thought->end, a->thought->anywhere ? a->syntax->open : NULL};
+    int which = 0;
+    const char *const marks[MARKS] = {a->thought->end, a->thought->again ? a->syntax->open : NULL};
     if (!a->reasoned)
         a->at = skip_lines(a, a->at);
     if (!read_label(a))
         return false;
-    const size_t end = find(a, marks, &m, &calls);
+    const size_t end = find(a, marks, &m, &which);
     if (end > a->at && !a->reasoned) {
         answer_add_text(a, ANSWER_REASONING, "\n", a->breaks);
         a->reasoned = a->said[HARMONY_REASONING] = true;
@@ -144,8 +145,9 @@ static bool read_reasoning(struct answer *a)
     give_text(a, ANSWER_REASONING, end, m == MARK_YES || !a->finished);
     if (m != MARK_YES)
         return false;
-    a->at = end + (calls ? 0 : strlen(a->thought->end));
-    a->state = calls ? CONTENT : REASONED;
+    a->inside = which > 0;
+    a->at = end + (a->inside ? 0 : strlen(a->thought->end));
+    a->state = a->inside ? CONTENT : REASONED;
     return true;
 }
 
@@ -155,7 +157,7 @@ static bool read_reasoned(struct answer *a)
     if (a->at == a->pending.len)
         return false;
     const enum mark_match m =
-        a->thought->anywhere ? answer_match(a, a->at, a->thought->begin) : MARK_NO;
+        thinks_anywhere(a) ? answer_match(a, a->at, a->thought->begin) : MARK_NO;
     if (m == MARK_YES)
         return begin_reasoning(a, a->at);
     a->state = m == MARK_NO ? LEADING : a->state;
@@ -185,13 +187,20 @@ static bool read_leading(struct answer *a)
 static bool read_content(struct answer *a)
 {
     enum mark_match m;
-    bool thought = false;
-    const char *const marks[] = {a->syntax->open, thinks_anywhere(a) ? a->thought->begin : NULL};
-    const size_t end = find(a, marks, &m, &thought);
-    give_text(a, ANSWER_CONTENT, end, m == MARK_YES ? !thought : !a->finished);
+    int which = 0;
+    const char *const marks[MARKS] = {a->syntax->open,
+                                      thinks_anywhere(a) ? a->thought->again : NULL,
+                                      a->inside ? a->thought->end : NULL};
+    const size_t end = find(a, marks, &m, &which);
+    give_text(a, ANSWER_CONTENT, end, m == MARK_YES ? which == 0 : !a->finished);
     if (m != MARK_YES)
         return false;
-    return thought ? begin_reasoning(a, end) : answer_call_begin(a, end);
+    if (which == 2) { /* of the thought that a call has ended */
+        a->at = end + strlen(a->thought->end);
+        a->inside = false;
+        return true;
+    }
+    return which == 1 ? begin_reasoning(a, end) : answer_call_begin(a, end);
 }
 
 static bool read_plain(struct answer *a)

@@ -7,6 +7,9 @@
 
 bool answer_call_give_up(struct answer *a, size_t end)
 {
+    /* what a thought goes on with, unless a whole call has ended it */
+    const bool thought = a->inside && a->state != CLOSING;
+    const enum answer_kind kind = thought ? ANSWER_REASONING : ANSWER_CONTENT;
     if (a->form.harmony && (a->state == ADDRESSED || a->state == VALUE))
         a->at = a->value < end ? a->value : end;
     if (a->begun > a->at)
@@ -17,11 +20,11 @@ bool answer_call_give_up(struct answer *a, size_t end)
         a->said[HARMONY_CONTENT] = true;
         a->breaks = false;
     }
-    answer_add_text(a, ANSWER_CONTENT, answer_text_at(a, a->at), end - a->at);
+    answer_add_text(a, kind, answer_text_at(a, a->at), end - a->at);
     a->at = end;
     a->in_list = false;
     a->kind = HARMONY_CONTENT;
-    a->state = a->form.harmony ? BODY : a->syntax->leads ? PLAIN : CONTENT;
+    a->state = a->form.harmony ? BODY : a->syntax->leads ? PLAIN : thought ? REASONING : CONTENT;
     return true;
 }
 

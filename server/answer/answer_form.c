@@ -131,9 +131,10 @@ static const struct answer_syntax syntaxes[ANSWER_CALLS_COUNT] = {
 /* Mistral's templates have no blanks around thoughts. Gemma's write one that is empty in a line:
  * <|channel>thought, a newline, <channel|>. */
 static const struct answer_thought thoughts[ANSWER_THOUGHTS_COUNT] = {
-    [ANSWER_THOUGHTS_TAGS] = {"<think>", "</think>", "\n</think>\n\n", NULL, false},
-    [ANSWER_THOUGHTS_MISTRAL] = {"[THINK]", "[/THINK]", "[/THINK]", NULL, false},
-    [ANSWER_THOUGHTS_GEMMA4] = {"<|channel>", "<channel|>", "<channel|>", "thought", true},
+    [ANSWER_THOUGHTS_TAGS] = {"<think>", "</think>", "\n</think>\n\n", NULL, NULL},
+    [ANSWER_THOUGHTS_MISTRAL] = {"[THINK]", "[/THINK]", "[/THINK]", NULL, NULL},
+    [ANSWER_THOUGHTS_GEMMA4] = {"<|channel>", "<channel|>", "<channel|>", "thought",
+                                "<|channel>thought"},
 };
 
 const char *answer_calls_name(enum answer_calls calls)

@@ -85,7 +85,9 @@ struct answer_thought {
     const char *begin, *end; /* its marks */
     const char *close;       /* `end` with blanks around it, where the model has not written it */
     const char *label;       /* a line behind `begin` that is no thought; NULL: there is none */
-    bool anywhere;           /* not at the beginning only; and a call's mark ends it, too */
+    /* Where it is not at the beginning only, and a call's mark ends it, too, how it begins within
+     * content: `begin` alone is what content may speak of. NULL: at the beginning only. */
+    const char *again;
 };
 
 /* The words around calls. */

@@ -52,6 +52,7 @@ struct answer {
     enum harmony_kind kind;         /* of the BODY: REASONING or CONTENT, */
     bool breaks;                    /* which is a new line of what was said; of thoughts, too */
     bool labelled;                  /* the line behind the mark of thoughts is done with */
+    bool inside;                    /* a call has begun in a thought that has not ended */
 
     struct buf pending;
     size_t at; /* what is before it in pending is done with */

@@ -454,6 +454,10 @@ def test_growth_refused(tmp_path, name, keys, said):
     ("exaone4_plain", [(WINDOW, whole_value(24)), (PATTERN, whole_value(0))],
      f"{PATTERN}: expected an integer from 1 to 2147483647, got another"),
     ("exaone4_plain", [(WINDOW, real_value(24.5))], f"{WINDOW}: expected an integer"),
+    *((name, [(f"{arch}.rope.{key}", real_value(8))],
+       f"{arch}.rope.{key}: expected 1 where there is no rope.scaling.type, got ")
+      for name, arch in (("gemma4", "gemma4"), ("exaone4_plain", "exaone4"))
+      for key in ("scaling.factor", "scale_linear")),
     ("ernie4_5_moe", [("ernie4_5-moe.expert_gating_func", whole_value(2))],
      "ernie4_5-moe.expert_gating_func: expected an integer from 1 to 1, got another"),
     ("ernie4_5_moe", [("ernie4_5-moe.expert_group_count", whole_value(2))], "n_group"),

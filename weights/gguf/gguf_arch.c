@@ -134,6 +134,20 @@ enum status gguf_arch_number(const struct gguf *g, const struct gguf_arch *a, co
     return OK;
 }
 
+enum status gguf_arch_unstretched(const struct gguf *g, const struct gguf_arch *a, struct err *err)
+{
+    static const char *const keys[] = {"rope.scaling.factor", "rope.scale_linear"};
+    for (size_t i = 0; i < ARRAY_LEN(keys); i++) {
+        double by = 0; /* as llama.cpp has it: none */
+        const enum status st = gguf_arch_number(g, a, keys[i], &by, err);
+        if (st != OK)
+            return st;
+        if (by != 0 && by != 1)
+            return gguf_arch_wrong(g, a, keys[i], "1 where there is no rope.scaling.type", err);
+    }
+    return OK;
+}
+
 enum status gguf_arch_int(const struct gguf *g, const struct gguf_arch *a, const char *key,
                           int64_t least, int64_t most, int64_t *out, struct err *err)
 {

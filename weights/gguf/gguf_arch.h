@@ -42,6 +42,10 @@ enum status gguf_arch_wrong(const struct gguf *g, const struct gguf_arch *a, con
  * from `least` to `most`. */
 enum status gguf_arch_number(const struct gguf *g, const struct gguf_arch *a, const char *key,
                              double *out, struct err *err) MUST_USE;
+/* ERR_MODEL where contexts are stretched by a factor without a word of how, which llama.cpp takes
+ * for linear. */
+enum status gguf_arch_unstretched(const struct gguf *g, const struct gguf_arch *a,
+                                  struct err *err) MUST_USE;
 enum status gguf_arch_int(const struct gguf *g, const struct gguf_arch *a, const char *key,
                           int64_t least, int64_t most, int64_t *out, struct err *err) MUST_USE;
 /* Layers that guess the token after next; they follow the others and are left out. */

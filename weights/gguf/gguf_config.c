@@ -286,6 +286,8 @@ static enum status put_rotation(const struct gguf *g, const struct gguf_arch *a,
         return ERR_MODEL;
     if (v && !gguf_text(v, &type))
         return gguf_arch_wrong(g, a, "rope.scaling.type", "a string", err);
+    if (!v)
+        TRY(gguf_arch_unstretched(g, a, err));
     TRY(gguf_arch_number(g, a, "rope.freq_base", &theta, err));
     buf_puts(b, "  \"rope_theta\": ");
     gguf_put_float(b, (float)theta);

@@ -135,6 +135,7 @@ static enum status put_rotations(const struct gguf *g, const struct gguf_arch *a
         return gguf_arch_wrong(g, a, isnan(global) ? global_key : local_key, "a number", err);
     if (gguf_arch_get(g, a, "rope.scaling.type"))
         return gguf_arch_wrong(g, a, "rope.scaling.type", "nothing", err);
+    TRY(gguf_arch_unstretched(g, a, err));
     while (turning < pairs && factors[turning] == 1)
         turning++;
     for (int32_t i = turning; i < pairs; i++)
@@ -170,8 +171,8 @@ static enum status put_mlp(const struct gguf *g, const struct gguf_arch *a, int6
         return OK;
     }
     (void)gguf_array_int(v, 0, &columns);
-    fits = fits && gguf_array_int(v, (size_t)layers - 1, &last) && columns < INT32_MAX &&
-           (last == columns || (own < layers && last == 2 * columns));
+    fits = fits && gguf_array_int(v, (size_t)layers - 1, &last) && columns > 0 &&
+           columns < INT32_MAX && (last == columns || (own < layers && last == 2 * columns));
     for (int64_t i = 0; i < layers && fits; i++)
         fits = gguf_array_int(v, (size_t)i, &its) && its == (i < own ? columns : last);
     if (!fits)
