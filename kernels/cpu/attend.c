@@ -150,7 +150,8 @@ void attend_rope_kv(struct backend *b, struct view qkv, const struct qkv_rules *
     j.rotary = table.cols;
     j.layer = layer;
     j.cols = qkv.cols;
-    pool_run(c->pool, rows->count, 1 + 8192 / ((int64_t)qkv.cols + 1), rope_rows, &j);
+    if (j.cols > 0) /* else there may be no matrix */
+        pool_run(c->pool, rows->count, 1 + 8192 / ((int64_t)qkv.cols + 1), rope_rows, &j);
 }
 
 /* ---- attention ------------------------------------------------------------------------------- */
