@@ -126,7 +126,8 @@ static void rope_rows(void *arg, int32_t worker, int64_t begin, int64_t end)
             continue;
         float *row = j->qkv + (size_t)t * (size_t)j->cols;
         apply_rules(j, row);
-        rotate_row(j, row, j->table + (size_t)t * (size_t)j->rotary);
+        if (j->rotary > 0) /* else there may be no table */
+            rotate_row(j, row, j->table + (size_t)t * (size_t)j->rotary);
         if (j->heads->alone)
             continue;
         const int32_t position = j->rows->position[t];
