@@ -65,9 +65,8 @@ struct family {
     bool local_plain;         /* layers that slide turn by theta alone, unless said of them */
     double query_scalar;      /* query_pre_attn_scalar; 0: head_dim */
     double attention_softcap, final_softcap; /* 0: the keys are not theirs */
-    int32_t
-        global_dim; /* Gemma 4's: global_head_dim; 0: layers of both kinds have the same heads */
-    int32_t layer_input; /* theirs: hidden_size_per_layer_input */
+    int32_t global_dim;  /* Gemma 4's global_head_dim; 0: all layers have the same heads */
+    int32_t layer_input; /* theirs: hidden_size_per_layer_input; 0: the key is not theirs */
 };
 
 /* The one of this model_type, or the nearest, which differs in *distance letters. */

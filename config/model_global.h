@@ -7,8 +7,7 @@
 #include "config/reader.h"
 
 /* Fills in global, keys_as_values, sharing, sharing_mlp and inputs; the shape of m, its mixture and
- * which layers slide are there already.
- * Failures are the reader's. */
+ * which layers slide are there already. Failures are the reader's. */
 void model_global_read(struct reader *r, const struct family *f, struct model_config *m);
 
 #endif

@@ -84,6 +84,20 @@ bool answer_call_read_value(struct answer *a)
     return true;
 }
 
+/* Of a reader that has the name, and the arguments apart, up to `end`. */
+static bool give_read(struct answer *a, const char name[CALL_NAME_BYTES_MAX + 1],
+                      const struct buf *arguments, size_t end)
+{
+    struct call call = {.name = ""};
+    memcpy(call.name, name, sizeof call.name);
+    call.arguments = arguments->data;
+    call.arguments_len = arguments->len;
+    answer_call_add(a, &call);
+    a->at = end;
+    a->state = CLOSING;
+    return true;
+}
+
 static bool begin_tags(struct answer *a)
 {
     struct buf arguments = a->tags.arguments;
@@ -95,7 +109,6 @@ static bool begin_tags(struct answer *a)
 
 bool answer_call_read_tagged(struct answer *a)
 {
-    struct call call = {.name = ""};
     struct call_tags_reader *r = &a->tags;
     const struct call_tags_text how = {a->syntax->tags, a->syntax->close, a->form.types,
                                        a->form.types_len, a->finished && a->whole};
@@ -106,13 +119,7 @@ bool answer_call_read_tagged(struct answer *a)
     a->failed |= r->no_memory || r->arguments.failed;
     if (m == MARK_NO || a->total == ANSWER_CALLS_MAX || r->arguments.failed)
         return answer_call_give_up(a, a->value + r->at);
-    memcpy(call.name, r->name, sizeof call.name);
-    call.arguments = r->arguments.data;
-    call.arguments_len = r->arguments.len;
-    answer_call_add(a, &call);
-    a->at = a->value + r->at;
-    a->state = CLOSING;
-    return true;
+    return give_read(a, r->name, &r->arguments, a->value + r->at);
 }
 
 static size_t skip_name(const struct answer *a, size_t i)
@@ -223,7 +230,6 @@ static bool read_called(struct answer *a, size_t i)
 
 bool answer_call_read_loose(struct answer *a)
 {
-    struct call call = {.name = ""};
     struct call_gemma_reader *r = &a->gemma;
     const struct call_gemma_tool tool = {a->name, a->form.types, a->form.types_len};
     const enum mark_match m =
@@ -233,13 +239,7 @@ bool answer_call_read_loose(struct answer *a)
         return a->finished && answer_call_give_up(a, a->pending.len);
     if (m == MARK_NO || a->total == ANSWER_CALLS_MAX)
         return answer_call_give_up(a, a->value + r->at);
-    memcpy(call.name, a->name, sizeof call.name);
-    call.arguments = r->arguments.data;
-    call.arguments_len = r->arguments.len;
-    answer_call_add(a, &call);
-    a->at = a->value + r->at;
-    a->state = CLOSING;
-    return true;
+    return give_read(a, a->name, &r->arguments, a->value + r->at);
 }
 
 bool answer_call_read_marked(struct answer *a)
